@@ -1,0 +1,1 @@
+"""What to do: specs, cost model, ILP, search. Imports neither torch nor ray."""

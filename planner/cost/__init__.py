@@ -1,0 +1,1 @@
+"""Analytical cost model: one file per mechanism, each with its formula in the docstring."""

@@ -1,0 +1,67 @@
+"""What a cost formula may look at: one pool, its device, the model, a local batch and a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.specs.cluster import BridgeSpec, PoolSpec
+from planner.specs.device import DeviceProfile
+from planner.specs.model import ModelSpec
+from planner.specs.plan import MemoryPolicy
+from planner.specs.units import GIB, gbps_to_bytes_per_s
+
+
+@dataclass(frozen=True)
+class PoolContext:
+    """One pool under one local batch and memory policy.
+
+    ``pools_in_job`` and ``embedding_interval_steps`` describe the exchange between pools; with
+    one pool there is none.
+    """
+
+    pool: PoolSpec
+    device: DeviceProfile
+    model: ModelSpec
+    local_batch: int
+    policy: MemoryPolicy
+    bridge: BridgeSpec | None = None
+    pools_in_job: int = 1
+    embedding_interval_steps: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Working devices of the pool."""
+        return self.pool.devices
+
+    @property
+    def pool_batch(self) -> int:
+        """Samples of the whole pool per step."""
+        return self.ranks * self.local_batch
+
+    @property
+    def compute_share(self) -> float:
+        """Share of one compute device that a rank has: CPU workers may share cores."""
+        if self.pool.cpu_cores is None:
+            return 1.0
+        return min(1.0, len(self.pool.cpu_cores) / self.pool.devices_per_node)
+
+    @property
+    def nic_bytes_per_s(self) -> float:
+        """Scale-out bandwidth of one rank, each way, before efficiency."""
+        if self.pool.nic_gbps_per_device is not None:
+            return gbps_to_bytes_per_s(self.pool.nic_gbps_per_device)
+        return self.device.network.bytes_per_s.value
+
+    @property
+    def hbm_capacity_bytes(self) -> int:
+        """Device memory a rank may fill: capacity less the allocator's reserve."""
+        memory = self.device.memory
+        capacity = self.host_capacity_bytes if self.device.is_cpu else memory.hbm_bytes.value
+        return int(capacity * (1 - memory.allocator_reserve.value))
+
+    @property
+    def host_capacity_bytes(self) -> int:
+        """Host memory a rank may use for tables."""
+        if self.pool.host_memory_gib_per_node is not None:
+            return int(self.pool.host_memory_gib_per_node * GIB / self.pool.devices_per_node)
+        return int(self.device.host.memory_bytes_per_device.value)

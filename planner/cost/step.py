@@ -1,0 +1,122 @@
+"""Step graph: the operations of one training step over the streams of one rank.
+
+An operation starts when the operations it comes after have ended and the previous operation of
+its stream has ended; streams run in the order in which operations are listed. The pool's step is
+the longest path. Durations are ``seconds`` plus the largest of some rank loads, each taken on its
+slowest rank (a collective starts when every rank is ready). All of this is max-plus linear, so the
+ILP uses the very same graph (``planner.ilp``), and so does the timeline that the user sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Stream = Literal["host", "compute", "communication", "bridge", "copy"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: ``duration = seconds + max over components of (max over ranks of load)``.
+
+    ``loads`` names components of ``RankLoad``.
+    """
+
+    name: str
+    stream: Stream
+    after: tuple[str, ...] = ()
+    seconds: float = 0.0
+    loads: tuple[str, ...] = ()
+
+    def duration(self, slowest: Mapping[str, float]) -> float:
+        """Seconds, given each component's value on its slowest rank."""
+        return self.seconds + max((slowest.get(name, 0.0) for name in self.loads), default=0.0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """When one operation runs, seconds from the start of the step."""
+
+    operation: Operation
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """Operations in issue order (each one after everything that it depends on)."""
+
+    operations: tuple[Operation, ...]
+
+    def predecessors(self) -> dict[str, tuple[str, ...]]:
+        """Dependencies of each operation, the previous one of its stream included."""
+        last: dict[str, str] = {}
+        result = {}
+        for operation in self.operations:
+            before = dict.fromkeys(operation.after)
+            if operation.stream in last:
+                before[last[operation.stream]] = None
+            last[operation.stream] = operation.name
+            result[operation.name] = tuple(before)
+        return result
+
+    def schedule(
+        self, slowest: Mapping[str, float], not_before: Mapping[str, float] | None = None
+    ) -> dict[str, Span]:
+        """Earliest start and end of every operation.
+
+        Args:
+            slowest: each ``RankLoad`` component's value on its slowest rank, seconds.
+            not_before: earliest start of some operations, seconds (an exchange waits for the
+                other pools).
+        """
+        spans: dict[str, Span] = {}
+        predecessors = self.predecessors()
+        for operation in self.operations:
+            start = max((spans[name].end_s for name in predecessors[operation.name]), default=0.0)
+            start = max(start, (not_before or {}).get(operation.name, 0.0))
+            end = start + operation.duration(slowest)
+            spans[operation.name] = Span(operation, start, end)
+        return spans
+
+    def step_s(self, slowest: Mapping[str, float]) -> float:
+        """The longest path, seconds."""
+        return max(span.end_s for span in self.schedule(slowest).values())
+
+    def critical_path(self, spans: Mapping[str, Span]) -> tuple[str, ...]:
+        """Names of the operations on the longest path, first to last."""
+        predecessors = self.predecessors()
+        current = max(spans.values(), key=lambda span: span.end_s).operation.name
+        path = [current]
+        while predecessors[current]:
+            current = max(predecessors[current], key=lambda name: spans[name].end_s)
+            path.append(current)
+        return tuple(reversed(path))
+
+
+EXCHANGE_PREFIX = "bridge:"
+"""Operations that all pools run together start with this."""
+
+
+def joint_schedule(
+    graphs: Mapping[str, StepGraph], slowest: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, Span]]:
+    """Schedules of all pools when each bridge operation waits for the slowest pool.
+
+    Bridge operations have the same names and order in every pool, so one pass per bridge
+    operation settles them.
+    """
+    shared = [
+        operation.name
+        for operation in next(iter(graphs.values())).operations
+        if operation.name.startswith(EXCHANGE_PREFIX)
+    ]
+    not_before: dict[str, float] = {}
+    schedules = {name: graph.schedule(slowest[name]) for name, graph in graphs.items()}
+    for operation in shared:
+        not_before[operation] = max(spans[operation].start_s for spans in schedules.values())
+        schedules = {
+            name: graph.schedule(slowest[name], not_before) for name, graph in graphs.items()
+        }
+    return schedules

@@ -1,0 +1,237 @@
+"""Strict pydantic base, YAML loading and error translation shared by every spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.specs.errors import SpecError, SpecErrors
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=128)]
+
+
+class Spec(BaseModel):
+    """Immutable, and unknown fields are refused: a typo never becomes a silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+SpecT = TypeVar("SpecT", bound=Spec)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys and reads ``8e12`` as the number it is."""
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in mapping:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} appears twice", key_node.start_mark
+            )
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+# YAML 1.1 (PyYAML) needs a dot and a signed exponent in floats; YAML 1.2 does not.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """File content as UTF-8.
+
+    Raises:
+        SpecError: if it does not exist, is a folder, or cannot be read or decoded.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(
+            f"this {what} does not exist", file=path, fix="check the path, or give another one"
+        ) from None
+    except IsADirectoryError:
+        raise SpecError(
+            f"this is a folder, not a {what}", file=path, fix="name a file inside it"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"this {what} is not UTF-8 text (byte {error.start})",
+            file=path,
+            fix="save it as UTF-8",
+        ) from None
+    except OSError as error:
+        raise SpecError(
+            f"this {what} cannot be read: {error.strerror}", file=path, fix="check its permissions"
+        ) from None
+
+
+def load_yaml(path: str | Path, what: str) -> dict[str, Any]:
+    """Parse a YAML mapping safely.
+
+    Raises:
+        SpecError: naming the line and column of a syntax error, or a document that is no mapping.
+    """
+    text = read_text(path, what)
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SpecError(
+            f"not valid YAML: {error.problem or error.context}",
+            file=path,
+            field=line,
+            fix="correct the syntax at that line",
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise SpecError(f"not valid YAML: {error}", file=path, fix="correct the syntax") from None
+    if not isinstance(data, dict):
+        raise SpecError(
+            f"a {what} is a mapping of fields, this is a {type(data).__name__}",
+            file=path,
+            fix=f"start from one of the {what}s that hwplan ships",
+        )
+    return data
+
+
+def _fix_for(error: Any, fields: list[str]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"remove it or correct its spelling; known fields here: {', '.join(fields)}"
+    if kind == "missing":
+        return "add this field"
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        word = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+        bounds = [f"{word[key]} {value}" for key, value in context.items() if key in word]
+        return f"give a number {' and '.join(bounds)}"
+    if "expected" in context:
+        return f"use one of {context['expected']}"
+    if kind.endswith(("_type", "_parsing")):
+        return f"give a value of type {kind.removesuffix('_type').removesuffix('_parsing')}"
+    return "correct this value"
+
+
+def _fields_at(spec: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields of the (possibly nested) model that ``location`` points into."""
+    current: Any = spec
+    for part in location[:-1]:
+        if isinstance(part, int) or not hasattr(current, "model_fields"):
+            continue
+        field = current.model_fields.get(part)
+        current = _first_model(field.annotation) if field else None
+        if current is None:
+            return []
+    return sorted(getattr(current, "model_fields", {}))
+
+
+def _first_model(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _first_model(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def validate(spec: type[SpecT], data: Any, file: str | Path | None) -> SpecT:
+    """Build ``spec`` from plain data (lists stand for tuples, strings for enums).
+
+    Raises:
+        SpecError: naming file, field, value and fix; ``SpecErrors`` if there are several.
+    """
+    try:
+        # YAML and JSON have no tuples or enums: JSON mode accepts their plain spelling while
+        # numbers and strings stay strict.
+        return spec.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        found = []
+        for item in error.errors(include_url=False):
+            message = item["msg"].removeprefix("Value error, ")
+            problem, _, fix = message.partition(" || ")
+            found.append(
+                SpecError(
+                    problem[:1].lower() + problem[1:],
+                    file=file,
+                    field=".".join(str(part) for part in item["loc"]),
+                    **({} if item["type"] == "missing" or fix else {"value": item["input"]}),
+                    fix=fix or _fix_for(item, _fields_at(spec, item["loc"])),
+                )
+            )
+        raise (found[0] if len(found) == 1 else SpecErrors(found)) from None
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"holds a value that is neither text, number nor list: {error}",
+            file=file,
+            fix="use plain YAML values",
+        ) from None
+
+
+def problem(what: str, fix: str) -> ValueError:
+    """For validators: an error whose text carries its own fix (see ``validate``)."""
+    return ValueError(f"{what} || {fix}")
+
+
+def canonical_json(data: Any) -> str:
+    """One spelling per value: sorted keys, no spaces, no NaN. The input of every digest."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def sha256(data: Any) -> str:
+    """Hex SHA-256 of the canonical JSON of ``data``."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def rounded(value: float, digits: int = 9) -> float:
+    """``value`` to ``digits`` significant digits, so that plans do not differ by rounding noise."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    return float(f"{value:.{digits}g}")
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write ``text`` whole or not at all (temporary file in the same folder, then rename).
+
+    Raises:
+        SpecError: if the folder does not exist or is not writable.
+    """
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SpecError(
+            f"cannot be written: {error.strerror}",
+            file=path,
+            fix="check that the folder exists and is writable",
+        ) from None

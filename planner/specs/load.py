@@ -1,0 +1,105 @@
+"""Find and read cluster, device and model files: shipped ones by name, others by path."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import cluster_configs
+from planner.specs.base import load_yaml, validate
+from planner.specs.cluster import ClusterSpec
+from planner.specs.device import DeviceProfile
+from planner.specs.errors import UsageError
+from planner.specs.model import ModelSpec
+
+MODELS = Path(__file__).parent.parent / "models"
+CLUSTERS = Path(cluster_configs.__file__).parent
+DEVICES = CLUSTERS / "devices"
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the YAML files of a folder, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _locate(name: str, shipped: Path, what: str, relative_to: Path | None = None) -> Path:
+    """A path for something that looks like one, else the shipped file of that name."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name)
+        if relative_to is not None and not path.is_absolute() and not path.exists():
+            path = relative_to / path
+        return path
+    path = shipped / f"{name}.yaml"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not path.is_file():
+        raise UsageError(
+            f"unknown {what}",
+            value=name,
+            fix=f"use one of {', '.join(names_in(shipped))}, or the path of a {what} YAML file",
+        )
+    return path
+
+
+def load_model(name: str) -> ModelSpec:
+    """A built-in model by name, or a model file by path.
+
+    Raises:
+        UsageError: unknown name. SpecError: unusable file.
+    """
+    path = _locate(name, MODELS, "model")
+    return validate(ModelSpec, load_yaml(path, "model file"), path)
+
+
+def load_cluster(name: str) -> ClusterSpec:
+    """A cluster file by path (or a shipped one by name); its devices are checked too.
+
+    Device paths inside are made absolute, so that a plan carries them usably.
+
+    Raises:
+        UsageError: unknown name. SpecError: unusable file.
+    """
+    path = _locate(name, CLUSTERS, "cluster")
+    cluster = validate(ClusterSpec, load_yaml(path, "cluster file"), path)
+    pools = []
+    for index, pool in enumerate(cluster.pools):
+        field = f"pools.{index}.device"
+        try:
+            located = _locate(pool.device, DEVICES, "device", path.parent)
+        except UsageError as error:
+            raise UsageError(
+                error.problem, fix=error.fix, file=path, field=field, value=pool.device
+            ) from None
+        profile = load_device(str(located))
+        if profile.is_cpu != (pool.cpu_cores is not None):
+            raise UsageError(
+                "a CPU pool needs cpu_cores" if profile.is_cpu else "cpu_cores is for CPU pools",
+                fix="add cpu_cores: [0, …]" if profile.is_cpu else "remove cpu_cores",
+                file=path,
+                field=f"pools.{index}.cpu_cores",
+            )
+        is_path = located.parent.resolve() != DEVICES.resolve()
+        pools.append(
+            pool.model_copy(update={"device": str(located.resolve()) if is_path else profile.name})
+        )
+    try:
+        _locate(cluster.reference_device, DEVICES, "device", path.parent)
+    except UsageError as error:
+        raise UsageError(
+            error.problem,
+            fix=error.fix,
+            file=path,
+            field="reference_device",
+            value=cluster.reference_device,
+        ) from None
+    return cluster.model_copy(update={"pools": tuple(pools)})
+
+
+@lru_cache(maxsize=64)
+def load_device(name: str) -> DeviceProfile:
+    """A shipped device profile by name, or a profile file by path.
+
+    Raises:
+        UsageError: unknown name. SpecError: unusable file.
+    """
+    path = _locate(name, DEVICES, "device")
+    return validate(DeviceProfile, load_yaml(path, "device profile"), path)

@@ -1,0 +1,255 @@
+"""The plan: the only contract between planner and runtime.
+
+A plan file is canonical JSON. ``fingerprint`` covers what went in (cluster, model, device
+profiles, code version) and ``digest`` covers everything that stands in the file, so that a
+truncated or edited plan is noticed and a plan for another cluster is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from planner.specs.base import (
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Spec,
+    canonical_json,
+    read_text,
+    rounded,
+    sha256,
+    validate,
+    write_atomically,
+)
+from planner.specs.cluster import ClusterSpec
+from planner.specs.errors import SpecError
+from planner.specs.model import ComputeKernel, ModelSpec, ShardingType
+from planner.specs.units import Dtype
+
+SCHEMA_VERSION = 1
+
+
+class MemoryPolicy(Spec):
+    """Per pool: what is kept, in which precision, and what is computed again."""
+
+    compute_precision: Dtype
+    recompute: Literal["none", "full"] = "none"
+    """``full``: the MLPs' activations are dropped and computed again in the backward pass."""
+    optimizer_state: Literal["device"] = "device"
+    communication_precision: Dtype = Dtype.FP32
+    prefetch_depth: PositiveInt = 2
+    """Batches in flight on the device (2: the next batch's ids are distributed meanwhile)."""
+
+
+class Placement(Spec):
+    """Of one table in one pool. Ranks are counted inside the pool, from 0."""
+
+    sharding_type: ShardingType
+    compute_kernel: ComputeKernel
+    data_type: Dtype
+    ranks: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    """table_wise: one; column_wise: one per column shard (repeats allowed); row_wise and
+    data_parallel: all, in order; table_row_wise: the ranks of one node; grid_shard: the ranks of
+    one node per column shard, concatenated."""
+    column_widths: tuple[PositiveInt, ...] = ()
+    """column_wise and grid_shard: columns of each shard, left to right; else empty."""
+    cache_load_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    """fused_uvm_caching: cached share of the rows."""
+
+
+class PoolPrediction(Spec):
+    """Predicted step of one pool."""
+
+    step_ms: PositiveFloat
+    breakdown_ms: dict[str, NonNegativeFloat]
+    """Duration of every operation of the step graph (they overlap: no sum)."""
+    critical_path: tuple[str, ...]
+    """Operations whose durations make up the step."""
+    slowest_rank: NonNegativeInt
+
+
+class PoolPlan(Spec):
+    """What one pool does."""
+
+    device: str
+    nodes: PositiveInt
+    devices_per_node: PositiveInt
+    ranks: PositiveInt
+    """Working devices: nodes x devices_per_node."""
+    local_batch: PositiveInt
+    """Samples per rank and step."""
+    policy: MemoryPolicy
+    placements: dict[str, Placement]
+    memory_bytes: tuple[dict[str, NonNegativeInt], ...]
+    """Per rank: bytes of device memory by category, with ``total``, ``capacity`` and ``host``."""
+    predicted: PoolPrediction
+
+
+class ExchangePlan(Spec):
+    """Traffic between pools."""
+
+    embedding_interval_steps: PositiveInt
+    """K: touched rows of the embedding replicas are combined every so many steps."""
+    dense_bytes_per_step: NonNegativeInt
+    embedding_bytes_per_exchange: NonNegativeInt
+
+
+class Prediction(Spec):
+    """Of the whole job."""
+
+    step_ms: PositiveFloat
+    samples_per_s: PositiveFloat
+    lower_bound_ms: PositiveFloat
+    """Proven: no plan in the search space has a shorter predicted step."""
+    gap: NonNegativeFloat
+    """(step_ms - lower_bound_ms) / lower_bound_ms."""
+    provenance: dict[str, NonNegativeInt]
+    """How many profile constants of each provenance the prediction rests on."""
+    error_band: NonNegativeFloat
+    """Relative: root of the mean squared relative errors of the constants used."""
+
+
+class SolverReport(Spec):
+    """How the answer was found; no wall times, so that equal inputs give equal bytes."""
+
+    name: str
+    status: Literal["optimal", "feasible", "heuristic"]
+    """``optimal``: proven within ``mip_gap``; ``feasible``: a limit was hit first;
+    ``heuristic``: no solver (naive port)."""
+    mip_gap: NonNegativeFloat
+    time_limit_s: PositiveFloat
+    evaluated: NonNegativeInt
+    """Pool programs solved."""
+    pruned: NonNegativeInt
+    """Policies and splits excluded by their lower bound."""
+
+
+class Alternative(Spec):
+    """One row of the considered table."""
+
+    description: str
+    pools: tuple[str, ...]
+    local_batch: dict[str, PositiveInt]
+    step_ms: PositiveFloat | None
+    """None: infeasible."""
+    samples_per_s: PositiveFloat | None
+    note: str = ""
+    chosen: bool = False
+
+
+class Plan(Spec):
+    """A plan that a training job executes unchanged."""
+
+    schema_version: PositiveInt = SCHEMA_VERSION
+    hwplan_version: str
+    kind: Literal["planned", "naive"]
+    fingerprint: str
+    fingerprint_parts: dict[Literal["cluster", "model", "profiles", "code"], str]
+    digest: str = ""
+    seed: NonNegativeInt = 0
+    cluster: ClusterSpec
+    model: ModelSpec
+    global_batch: PositiveInt
+    pools: Annotated[dict[Name, PoolPlan], Field(min_length=1)]
+    """Working pools only, in the cluster file's order."""
+    exchange: ExchangePlan
+    predicted: Prediction
+    solver: SolverReport
+    considered: tuple[Alternative, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all pools."""
+        return sum(pool.ranks for pool in self.pools.values())
+
+    def pool_of_rank(self, rank: int) -> tuple[str, int]:
+        """Pool name and pool-local rank of a world rank (pools in order, ranks contiguous)."""
+        for name, pool in self.pools.items():
+            if rank < pool.ranks:
+                return name, rank
+            rank -= pool.ranks
+        raise IndexError("no such rank in this plan")
+
+    def share(self, pool: str) -> float:
+        """alpha_p: the pool's share of the global batch's samples."""
+        return self.pools[pool].ranks * self.pools[pool].local_batch / self.global_batch
+
+
+def _round_floats(data: Any) -> Any:
+    if isinstance(data, float):
+        return rounded(data)
+    if isinstance(data, dict):
+        return {key: _round_floats(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_round_floats(value) for value in data]
+    return data
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data, floats rounded, with its digest filled in."""
+    data: dict[str, Any] = _round_floats(plan.model_dump(mode="json"))
+    data.pop("digest")
+    data["digest"] = sha256(data)
+    return data
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write canonical JSON atomically.
+
+    Raises:
+        SpecError: if the folder does not exist or is not writable.
+    """
+    # Pools keep the cluster's order (it decides world ranks), so only the digest sorts keys.
+    text = json.dumps(plan_json(plan), separators=(",", ":"), allow_nan=False)
+    write_atomically(path, text + "\n")
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan and check schema, digest and internal consistency.
+
+    Raises:
+        SpecError: truncated, edited, of another schema version, or not a plan at all.
+    """
+    text = read_text(path, "plan")
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise SpecError(
+            "not valid JSON: the plan is truncated or damaged",
+            file=path,
+            fix="make it again with hwplan plan --out",
+        ) from None
+    if not isinstance(data, dict) or "schema_version" not in data:
+        raise SpecError(
+            "this is not a plan", file=path, fix="give a file written by hwplan plan --out"
+        )
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise SpecError(
+            f"this hwplan reads plan schema {SCHEMA_VERSION}",
+            file=path,
+            field="schema_version",
+            value=data["schema_version"],
+            fix="make the plan again with this version of hwplan",
+        )
+    digest = data.pop("digest", None)
+    if digest != sha256(data):
+        raise SpecError(
+            "the content does not match the plan's digest: it was edited or damaged",
+            file=path,
+            field="digest",
+            fix="make it again with hwplan plan --out (change the model or cluster file, "
+            "not the plan)",
+        )
+    data["digest"] = digest
+    return validate(Plan, data, path)
+
+
+def fingerprint(parts: dict[str, str]) -> str:
+    """SHA-256 over the fingerprints of cluster, model, profiles and code version."""
+    return sha256(canonical_json(parts))
