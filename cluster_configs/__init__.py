@@ -1,0 +1,1 @@
+"""Cluster descriptions and device profiles that ship with hwplan."""

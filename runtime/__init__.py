@@ -1,0 +1,1 @@
+"""Run a plan: process groups, Ray, launching, profiling and the command line."""

@@ -1,0 +1,1 @@
+"""The hwplan command line."""

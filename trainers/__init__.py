@@ -1,0 +1,1 @@
+"""Compute on one rank: models, data, kernels and the training loop of a plan."""
