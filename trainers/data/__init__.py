@@ -1,0 +1,1 @@
+"""Where samples come from: click logs in Criteo's format, or a synthetic source."""
