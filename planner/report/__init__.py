@@ -1,0 +1,1 @@
+"""What a person reads: plans, comparisons and lists rendered for the terminal."""

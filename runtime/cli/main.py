@@ -1,0 +1,56 @@
+"""``hwplan``: the command line. Importing this module imports no command's implementation."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from planner.specs.errors import HwplanError
+from runtime.cli.compare import compare
+from runtime.cli.inventory import devices, models
+from runtime.cli.plan import plan, show
+
+app = typer.Typer(
+    name="hwplan",
+    help="Plan and run the training of recommendation models on clusters that mix accelerators.",
+    epilog="Exit codes: 0 fine, 2 bad input or usage, 3 infeasible, 4 the run failed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (plan, compare, models, devices, show):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hwplan {version('hwplan')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+def main() -> None:
+    """Run one command. Errors that a user can cause become one screen on stderr and a code."""
+    try:
+        app()
+    except HwplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,73 @@
+"""How commands write: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+READER_GONE = 141
+"""Exit code of a command whose reader closed the pipe (128 + SIGPIPE, as the shell counts)."""
+
+PLAIN_WIDTH = 100
+"""Columns where stdout is no terminal."""
+
+
+def write(text: str) -> None:
+    """Text to stdout, flushed. A reader that went away (``| head``) ends the command quietly.
+
+    Raises:
+        typer.Exit: the pipe is closed.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout again when it exits; that must not fail a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
+
+
+def write_json(data: Any) -> None:
+    """One JSON object on stdout."""
+    write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_report(render: Callable[[Console], None]) -> None:
+    """A report on stdout: colours on a terminal, plain text elsewhere."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer,
+        force_terminal=terminal,
+        width=shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH,
+        highlight=False,
+        emoji=False,
+    )
+    render(console)
+    write("\n".join(line.rstrip() for line in buffer.getvalue().split("\n")))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Says on stderr that something takes a while; a spinner if that is a terminal."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"{what} …"):
+            yield
+    else:
+        print(f"{what} …", file=sys.stderr, flush=True)
+        yield

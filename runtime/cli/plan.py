@@ -1,0 +1,78 @@
+"""``hwplan plan`` and ``hwplan show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runtime.cli.options import (
+    AsJson,
+    ClusterFile,
+    GlobalBatch,
+    MipGap,
+    ModelName,
+    TimeLimit,
+    TopK,
+    output_file,
+)
+from runtime.cli.output import working, write_json, write_report
+
+
+def plan(
+    cluster: ClusterFile,
+    model: ModelName,
+    global_batch: GlobalBatch = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", callback=output_file, help="Write the plan here (plan.json)."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    top_k: TopK = 5,
+    time_limit: TimeLimit = 60.0,
+    mip_gap: MipGap = 0.01,
+) -> None:
+    """Find the fastest plan for a cluster.
+
+    Also says how far from optimal it can be, and what else was considered.
+
+    In Python: planner.search.plan_job(cluster, model), planner.specs.plan.save_plan(plan, path).
+    """
+    from planner.search import SearchOptions, plan_job
+    from planner.specs.load import load_cluster, load_model
+    from planner.specs.plan import plan_json, save_plan
+
+    cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+    options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit, top_k=top_k)
+    with working(f"planning {model_spec.name} on {cluster_spec.name}"):
+        result = plan_job(cluster_spec, model_spec, global_batch, options)
+    if out is not None:
+        save_plan(result, out)
+    if as_json:
+        write_json(plan_json(result))
+    else:
+        from planner.report.plan import render_plan
+
+        write_report(lambda console: render_plan(result, console, saved_to=out))
+
+
+def show(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print a saved plan.
+
+    In Python: planner.specs.plan.load_plan(path), planner.report.plan.render_plan(plan, console).
+    """
+    from planner.specs.plan import load_plan, plan_json
+
+    saved = load_plan(plan_file)
+    if as_json:
+        write_json(plan_json(saved))
+    else:
+        from planner.report.plan import render_plan
+
+        write_report(lambda console: render_plan(saved, console))
