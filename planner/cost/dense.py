@@ -1,0 +1,411 @@
+"""The dense network as GEMMs, elementwise traffic and activations, layer by layer as trained.
+
+Per linear layer of i inputs and o outputs on b samples: forward b x o x i, input gradient
+b x i x o (not for the first layer of the network), weight gradient o x i x b. Elementwise traffic
+and kept activations are counted in floats per sample; the formulas stand at each block.
+``full`` recompute runs the MLPs' forward again in the backward pass and keeps only their inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from planner.cost.context import PoolContext
+from planner.cost.elementwise import elementwise_seconds
+from planner.cost.gemm import Shape, gemms_seconds
+from planner.specs.model import (
+    Architecture,
+    DcnInteraction,
+    ModelSpec,
+    NoInteraction,
+    WukongLayer,
+)
+from planner.specs.units import Dtype
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x W^T + b on ``rows`` rows per sample."""
+
+    inputs: int
+    outputs: int
+    bias: bool = True
+    rows: int = 1
+    input_gradient: bool = True
+
+    @property
+    def weights(self) -> int:
+        """Elements of W."""
+        return self.inputs * self.outputs
+
+    @property
+    def parameters(self) -> int:
+        """Elements of W and b."""
+        return self.weights + (self.outputs if self.bias else 0)
+
+    def forward(self, batch: int) -> Shape:
+        """GEMM of the forward pass."""
+        return Shape(batch * self.rows, self.outputs, self.inputs)
+
+    def backward(self, batch: int) -> tuple[Shape, ...]:
+        """GEMMs of the backward pass: weight gradient, then input gradient."""
+        weight = Shape(self.outputs, self.inputs, batch * self.rows)
+        if not self.input_gradient:
+            return (weight,)
+        return (weight, Shape(batch * self.rows, self.inputs, self.outputs))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product per sample, [m, k] times [k, n], without parameters."""
+
+    m: int
+    n: int
+    k: int
+
+    def forward(self, batch: int) -> Shape:
+        """GEMM of the forward pass."""
+        return Shape(self.m, self.n, self.k, batch)
+
+    def backward(self, batch: int) -> tuple[Shape, ...]:
+        """GEMMs of the gradients of both operands."""
+        return (Shape(self.m, self.k, self.n, batch), Shape(self.k, self.n, self.m, batch))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of the network that runs as a whole."""
+
+    products: tuple[Linear | Product, ...] = ()
+    forward_floats: float = 0.0
+    """Elementwise traffic per sample, read and written."""
+    backward_floats: float = 0.0
+    saved_floats: float = 0.0
+    """Activations per sample kept for the backward pass."""
+    forward_kernels: int = 0
+    """Elementwise operators."""
+    backward_kernels: int = 0
+    recomputable: bool = False
+    """Whether ``full`` recompute drops its activations."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The products that have parameters."""
+        return tuple(item for item in self.products if isinstance(item, Linear))
+
+
+@dataclass(frozen=True)
+class DenseNetwork:
+    """Blocks before and after the pooled embeddings arrive."""
+
+    bottom: tuple[Block, ...]
+    top: tuple[Block, ...]
+    pooled_width: int
+    """Columns of the pooled embeddings that the top reads."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks in forward order."""
+        return self.bottom + self.top
+
+
+def parameters(blocks: Sequence[Block]) -> int:
+    """Weights and biases."""
+    return sum(linear.parameters for block in blocks for linear in block.linears)
+
+
+def weights(blocks: Sequence[Block]) -> int:
+    """Weights without biases (as published parameter counts give them)."""
+    return sum(linear.weights for block in blocks for linear in block.linears)
+
+
+def operators(blocks: Sequence[Block]) -> int:
+    """Operators that the host launches for forward and backward."""
+    products = sum(1 + len(product.backward(1)) for block in blocks for product in block.products)
+    return products + sum(block.forward_kernels + block.backward_kernels for block in blocks)
+
+
+def _mlp(
+    inputs: int,
+    widths: Sequence[int],
+    *,
+    activate_last: bool,
+    input_gradient: bool = True,
+    rows: int = 1,
+) -> Block:
+    """Linear layers with ReLU.
+
+    ReLU reads and writes its o values forward; backward reads gradient and output and writes the
+    gradient, and the bias gradient reads it once more. Kept: the input and each ReLU's output.
+    """
+    linears, outputs = [], []
+    width = inputs
+    for index, output in enumerate(widths):
+        linears.append(Linear(width, output, rows=rows, input_gradient=input_gradient or index > 0))
+        outputs.append(output * rows)
+        width = output
+    activated = outputs if activate_last else outputs[:-1]
+    return Block(
+        products=tuple(linears),
+        forward_floats=2 * sum(activated),
+        backward_floats=3 * sum(activated) + sum(outputs),
+        saved_floats=inputs * rows + sum(activated),
+        forward_kernels=len(activated),
+        backward_kernels=len(activated) + len(outputs),
+        recomputable=True,
+    )
+
+
+def _concatenation(width: int) -> Block:
+    """Copies ``width`` columns forward and their gradient backward (one copy is kept by what
+    follows)."""
+    return Block(
+        forward_floats=2 * width, backward_floats=2 * width, forward_kernels=1, backward_kernels=1
+    )
+
+
+def _dot(vectors: int, dim: int) -> Block:
+    """All pairs of ``vectors`` vectors, without self-products, beside the bottom output.
+
+    Forward: gather the pairs, concatenate. Backward: scatter their gradients into a zeroed
+    square, add its transpose's share, add the bottom output's two gradients.
+    """
+    pairs = vectors * (vectors - 1) // 2
+    square = vectors * vectors
+    return Block(
+        products=(Product(vectors, vectors, dim),),
+        forward_floats=2 * pairs + 2 * (pairs + dim),
+        backward_floats=2 * pairs + square + 2 * (pairs + dim) + 3 * vectors * dim,
+        saved_floats=vectors * dim,
+        forward_kernels=2,
+        backward_kernels=4,
+    )
+
+
+def _cross(width: int, interaction: DcnInteraction) -> Block:
+    """x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l.
+
+    Forward: multiply (2 reads, 1 write), add (2 reads, 1 write). Backward: gradients of the
+    product's operands (2 x (2 reads, 1 write)), bias gradient (1 read), sums into the gradients
+    of x_0 and x_l (2 x (2 reads, 1 write)). Kept per layer: x_l, V_l x_l and the product's operand.
+    """
+    layers, rank = interaction.num_layers, interaction.low_rank
+    products = (Linear(width, rank, bias=False), Linear(rank, width)) * layers
+    return Block(
+        products=products,
+        forward_floats=6 * width * layers,
+        backward_floats=13 * width * layers,
+        saved_floats=layers * (2 * width + rank),
+        forward_kernels=2 * layers,
+        backward_kernels=5 * layers,
+    )
+
+
+def _factorisation(fields: int, dim: int) -> Block:
+    """(|sum v|^2 - sum |v|^2) / 2 over ``fields`` vectors.
+
+    Forward: sum (1 read), squares (1 read, 1 write), their sum (1 read). Backward: two gradients
+    of every field (1 read, 1 write each) and their sum (2 reads, 1 write).
+    """
+    width = fields * dim
+    return Block(
+        forward_floats=4 * width,
+        backward_floats=7 * width,
+        saved_floats=2 * width,
+        forward_kernels=7,
+        backward_kernels=7,
+    )
+
+
+def _wukong_layer(fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...]:
+    """Linear compression block beside a factorisation machine X (X^T Y), with residual.
+
+    The residual's projection is there where the number of fields changes.
+    """
+    outputs = layer.lcb + layer.fmb
+    products: tuple[Linear | Product, ...] = (
+        Linear(fields, layer.lcb, bias=False, rows=dim),
+        Linear(fields, layer.compressed, bias=False, rows=dim),
+        Product(dim, layer.compressed, fields),
+        Product(fields, layer.compressed, dim),
+    )
+    if fields != outputs:
+        products += (Linear(fields, outputs, bias=False, rows=dim),)
+    flat = fields * layer.compressed
+    out = outputs * dim
+    interaction = Block(
+        products=products,
+        forward_floats=2 * flat + 6 * out,
+        backward_floats=3 * flat + 8 * out,
+        saved_floats=2 * fields * dim + 2 * dim * layer.compressed + flat + 2 * out,
+        forward_kernels=4,
+        backward_kernels=6,
+    )
+    return (
+        interaction,
+        _mlp(flat, (*layer.fmb_mlp, layer.fmb * dim), activate_last=False),
+    )
+
+
+def _top_after_wukong(model: ModelSpec, fields: int) -> tuple[Block, ...]:
+    dim = model.all_tables[0].embedding_dim
+    blocks: list[Block] = [_concatenation(fields * dim)]
+    for layer in model.wukong_layers:
+        blocks.extend(_wukong_layer(fields, dim, layer))
+        fields = layer.lcb + layer.fmb
+    return (*blocks, _mlp(fields * dim, model.top_mlp, activate_last=False))
+
+
+@lru_cache(maxsize=64)
+def dense_network(model: ModelSpec) -> DenseNetwork:
+    """The blocks of the model's dense network, in the order in which they run."""
+    pooled = model.pooled_width
+    bottom: tuple[Block, ...] = ()
+    dense_width = model.dense_features
+    if model.bottom_mlp:
+        bottom = (
+            _mlp(model.dense_features, model.bottom_mlp, activate_last=True, input_gradient=False),
+        )
+        dense_width = model.bottom_mlp[-1]
+    width = dense_width + pooled
+    top: tuple[Block, ...]
+    if model.arch is Architecture.DLRM_DOT:
+        vectors = width // dense_width
+        joined = dense_width + vectors * (vectors - 1) // 2
+        top = (
+            _concatenation(width),
+            _dot(vectors, dense_width),
+            _mlp(joined, model.top_mlp, activate_last=False),
+        )
+    elif isinstance(model.interaction, DcnInteraction):
+        top = (
+            _concatenation(width),
+            _cross(width, model.interaction),
+            _mlp(width, model.top_mlp, activate_last=False),
+        )
+    elif model.arch is Architecture.DEEPFM:
+        dim = model.all_tables[0].embedding_dim
+        fields = (width if model.bottom_mlp else pooled) // dim
+        linear = (
+            (Block(products=(Linear(model.dense_features, 1, input_gradient=False),)),)
+            if model.dense_features
+            else ()
+        )
+        top = (
+            _concatenation(width),
+            _factorisation(fields, dim),
+            *linear,
+            _mlp(width, model.top_mlp, activate_last=False),
+        )
+    elif model.arch is Architecture.WUKONG:
+        top = _top_after_wukong(model, width // dense_width)
+    else:
+        assert isinstance(model.interaction, NoInteraction)
+        stride = model.interaction.stride
+        read = pooled if stride is None else math.ceil(pooled / stride)
+        strided = () if stride is None else (_concatenation((pooled + read) // 2),)
+        top = (
+            *strided,
+            _concatenation(dense_width + read),
+            _mlp(dense_width + read, model.top_mlp, activate_last=False),
+        )
+    return DenseNetwork(bottom, top, pooled)
+
+
+def activation_bytes_per_element(precision: Dtype) -> int:
+    """Bytes of one activation: autocast keeps them in the compute precision, fp8 in 16 bits."""
+    return max(precision.bytes, 2)
+
+
+def forward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
+    """Forward pass of ``blocks`` on one rank."""
+    return _seconds(
+        ctx,
+        [product.forward(ctx.local_batch) for block in blocks for product in block.products],
+        sum(block.forward_floats for block in blocks),
+        sum(block.forward_kernels for block in blocks),
+    )
+
+
+def backward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
+    """Backward pass of ``blocks`` on one rank, recomputation included."""
+    seconds = _seconds(
+        ctx,
+        [
+            shape
+            for block in blocks
+            for product in block.products
+            for shape in product.backward(ctx.local_batch)
+        ],
+        sum(block.backward_floats for block in blocks),
+        sum(block.backward_kernels for block in blocks),
+    )
+    if ctx.policy.recompute == "full":
+        seconds += forward_seconds(ctx, [block for block in blocks if block.recomputable])
+    return seconds
+
+
+def _seconds(ctx: PoolContext, shapes: list[Shape], floats: float, kernels: int) -> float:
+    precision = ctx.policy.compute_precision
+    moved = floats * ctx.local_batch * activation_bytes_per_element(precision)
+    total = sum(gemms_seconds(ctx.device, shapes, precision))
+    total += elementwise_seconds(ctx.device, moved, kernels)
+    return total / ctx.compute_share
+
+
+def saved_activation_bytes(ctx: PoolContext) -> int:
+    """Activations that live from forward to backward, under the recompute policy.
+
+    ``full`` keeps each MLP's input, and while one MLP is recomputed its own activations too.
+    """
+    network = dense_network(ctx.model)
+    per_element = activation_bytes_per_element(ctx.policy.compute_precision)
+    if ctx.policy.recompute == "none":
+        floats = sum(block.saved_floats for block in network.blocks)
+        return int(floats * ctx.local_batch * per_element)
+    recomputed = [block for block in network.blocks if block.recomputable]
+    kept = sum(block.saved_floats for block in network.blocks if not block.recomputable)
+    kept += sum(block.linears[0].inputs for block in recomputed)
+    kept += max((block.saved_floats for block in recomputed), default=0.0)
+    return int(kept * ctx.local_batch * per_element)
+
+
+def optimizer_seconds(ctx: PoolContext) -> float:
+    """Dense optimizer: reads weight, gradient and state, writes weight and state (fp32)."""
+    state = ctx.model.optimizer.dense.state_floats_per_parameter
+    count = parameters(dense_network(ctx.model).blocks)
+    moved = count * FP32_BYTES * (3 + 2 * state)
+    return elementwise_seconds(ctx.device, moved, OPTIMIZER_KERNELS) / ctx.compute_share
+
+
+OPTIMIZER_KERNELS = 4
+"""Multi-tensor kernels of one optimizer step."""
+LOSS_KERNELS = 8
+"""Sigmoid cross entropy forward and backward, metrics' running sums."""
+LOSS_FLOATS = 12
+
+
+def loss_seconds(ctx: PoolContext) -> float:
+    """Loss and its gradient: a few passes over one float per sample."""
+    moved = LOSS_FLOATS * FP32_BYTES * ctx.local_batch
+    return elementwise_seconds(ctx.device, moved, LOSS_KERNELS) / ctx.compute_share
+
+
+def cast_seconds(ctx: PoolContext) -> float:
+    """Autocast: weights to the compute precision (once a step), gradients back to fp32.
+
+    Nothing in fp32 and tf32.
+    """
+    precision = ctx.policy.compute_precision
+    if precision in (Dtype.FP32, Dtype.TF32):
+        return 0.0
+    network = dense_network(ctx.model)
+    linears = sum(len(block.linears) for block in network.blocks)
+    width = activation_bytes_per_element(precision) + FP32_BYTES
+    moved = 2 * width * (parameters(network.blocks) + ctx.local_batch * network.pooled_width)
+    return elementwise_seconds(ctx.device, moved, 2 * linears + 2) / ctx.compute_share

@@ -1,0 +1,96 @@
+"""Exchange between pools over the bridge: gloo over host memory.
+
+S bytes on R rails among P pools (one leader per pool and rail)::
+
+    t = staging + rounds * latency + 2 (P-1)/P * S/R / bandwidth        rounds = 2 (P-1)
+
+The leaders' ring all-reduce moves 2 (P-1)/P of each rail's slice; staging copies the slice from
+device to host and back over the host link. On CPU workers staging is free, but the socket's copies
+take the core, so the slower of bridge and loopback counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.cost.collectives import collective_seconds
+from planner.cost.context import PoolContext
+from planner.cost.dense import FP32_BYTES, Block, dense_network, parameters
+from planner.cost.elementwise import elementwise_seconds
+from planner.cost.zipf import expected_distinct
+from planner.specs.device import Topology
+from planner.specs.model import ModelSpec
+
+ID_BYTES = 8
+
+
+def dense_exchange_bytes(model: ModelSpec) -> int:
+    """fp32 gradients of the dense network."""
+    return FP32_BYTES * parameters(dense_network(model).blocks)
+
+
+@lru_cache(maxsize=256)
+def touched_rows(model: ModelSpec, global_batch: int, interval_steps: int) -> tuple[float, ...]:
+    """Expected distinct rows of each table that ``interval_steps`` global batches look up."""
+    samples = global_batch * interval_steps
+    return tuple(
+        expected_distinct(table.num_embeddings, table.zipf_exponent, samples * table.pooling)
+        for table in model.all_tables
+    )
+
+
+def embedding_exchange_bytes(model: ModelSpec, global_batch: int, interval_steps: int) -> int:
+    """fp32 rows and optimizer state of the expected distinct touched rows of one exchange."""
+    sparse = model.optimizer.sparse
+    touched = touched_rows(model, global_batch, interval_steps)
+    return int(
+        sum(
+            rows
+            * FP32_BYTES
+            * (table.embedding_dim + sparse.state_floats_per_row(table.embedding_dim))
+            for rows, table in zip(touched, model.all_tables, strict=True)
+        )
+    )
+
+
+def bridge_seconds(ctx: PoolContext, total_bytes: float) -> float:
+    """All-reduce of ``total_bytes`` among the leaders of all pools, staging included."""
+    bridge, pools = ctx.bridge, ctx.pools_in_job
+    if bridge is None or pools == 1 or total_bytes == 0:
+        return 0.0
+    rail_bytes = total_bytes / bridge.rails
+    bandwidth = bridge.bytes_per_s
+    staging_s = 0.0
+    if ctx.device.scale_up.topology is Topology.HOST:
+        bandwidth = min(bandwidth, ctx.device.scale_up.bytes_per_s.value * ctx.compute_share)
+    else:
+        link = ctx.device.host.link_bytes_per_s.value * ctx.device.host.link_efficiency.value
+        staging_s = 2 * rail_bytes / link
+    rounds = 2 * (pools - 1)
+    return staging_s + rounds * (bridge.latency_s + rail_bytes / pools / bandwidth)
+
+
+def block_bridge_seconds(ctx: PoolContext, blocks: tuple[Block, ...]) -> float:
+    """Bridge time of the gradients of ``blocks``."""
+    return bridge_seconds(ctx, FP32_BYTES * parameters(blocks))
+
+
+def embedding_bridge_seconds(ctx: PoolContext) -> float:
+    """Embedding exchange per step, spread over its interval.
+
+    Gathers the union of touched ids, fills a buffer with the pool's weighted rows, reduces it in
+    the pool, over the bridge and back, and writes the rows.
+    """
+    if ctx.pools_in_job == 1:
+        return 0.0
+    interval, batch = ctx.embedding_interval_steps, ctx.model.global_batch
+    rows_bytes = embedding_exchange_bytes(ctx.model, batch, interval)
+    id_bytes = ID_BYTES * sum(touched_rows(ctx.model, batch, interval))
+    moved_bytes = 4 * rows_bytes
+    seconds = (
+        bridge_seconds(ctx, rows_bytes + id_bytes)
+        + collective_seconds(ctx, "all_gather", id_bytes)
+        + collective_seconds(ctx, "all_reduce", rows_bytes)
+        + elementwise_seconds(ctx.device, moved_bytes, 4) / ctx.compute_share
+    )
+    return seconds / interval
