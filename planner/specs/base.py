@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.specs.errors import SpecError, SpecErrors
+from planner.specs.errors import SpecError
+from planner.specs.messages import spec_error
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -41,6 +42,10 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is not text", key_node.start_mark
+            )
         if key in mapping:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {key!r} appears twice", key_node.start_mark
@@ -115,46 +120,6 @@ def load_yaml(path: str | Path, what: str) -> dict[str, Any]:
     return data
 
 
-def _fix_for(error: Any, fields: list[str]) -> str:
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"remove it or correct its spelling; known fields here: {', '.join(fields)}"
-    if kind == "missing":
-        return "add this field"
-    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        word = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-        bounds = [f"{word[key]} {value}" for key, value in context.items() if key in word]
-        return f"give a number {' and '.join(bounds)}"
-    if "expected" in context:
-        return f"use one of {context['expected']}"
-    if kind.endswith(("_type", "_parsing")):
-        return f"give a value of type {kind.removesuffix('_type').removesuffix('_parsing')}"
-    return "correct this value"
-
-
-def _fields_at(spec: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Names of the fields of the (possibly nested) model that ``location`` points into."""
-    current: Any = spec
-    for part in location[:-1]:
-        if isinstance(part, int) or not hasattr(current, "model_fields"):
-            continue
-        field = current.model_fields.get(part)
-        current = _first_model(field.annotation) if field else None
-        if current is None:
-            return []
-    return sorted(getattr(current, "model_fields", {}))
-
-
-def _first_model(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _first_model(argument)
-        if found is not None:
-            return found
-    return None
-
-
 def validate(spec: type[SpecT], data: Any, file: str | Path | None) -> SpecT:
     """Build ``spec`` from plain data (lists stand for tuples, strings for enums).
 
@@ -166,20 +131,7 @@ def validate(spec: type[SpecT], data: Any, file: str | Path | None) -> SpecT:
         # numbers and strings stay strict.
         return spec.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        found = []
-        for item in error.errors(include_url=False):
-            message = item["msg"].removeprefix("Value error, ")
-            problem, _, fix = message.partition(" || ")
-            found.append(
-                SpecError(
-                    problem[:1].lower() + problem[1:],
-                    file=file,
-                    field=".".join(str(part) for part in item["loc"]),
-                    **({} if item["type"] == "missing" or fix else {"value": item["input"]}),
-                    fix=fix or _fix_for(item, _fields_at(spec, item["loc"])),
-                )
-            )
-        raise (found[0] if len(found) == 1 else SpecErrors(found)) from None
+        raise spec_error(error, spec, data, file) from None
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"holds a value that is neither text, number nor list: {error}",

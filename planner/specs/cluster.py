@@ -24,8 +24,8 @@ class PoolSpec(Spec):
     name: Name
     device: str
     """A device type that hwplan ships, or the path of a profile (relative to this file)."""
-    nodes: PositiveInt
-    devices_per_node: PositiveInt
+    nodes: Annotated[int, Field(gt=0, le=100_000)]
+    devices_per_node: Annotated[int, Field(gt=0, le=1_000)]
     nic_gbps_per_device: PositiveFloat | None = None
     """Scale-out bandwidth; the device profile's when left out."""
     host_memory_gib_per_node: PositiveFloat | None = None
@@ -40,8 +40,9 @@ class PoolSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> PoolSpec:
-        if self.cpu_cores is not None and len(set(self.cpu_cores)) < len(self.cpu_cores):
-            raise problem("cpu_cores names a core twice", "list each core once")
+        cores = self.cpu_cores or ()
+        if len(set(cores)) < len(cores):
+            raise problem(f"cpu_cores {list(cores)} names a core twice", "list each core once")
         return self
 
 
@@ -82,8 +83,9 @@ class ClusterSpec(Spec):
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:
         names = [pool.name for pool in self.pools]
-        if len(set(names)) < len(names):
-            raise problem("two pools have the same name", "give every pool its own name")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise problem(f"two pools are named {twice[0]!r}", "give every pool its own name")
         if len(self.pools) > 1 and self.bridge is None:
             raise problem(
                 "several pools, but no bridge between them",

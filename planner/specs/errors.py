@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 _ABSENT: Any = object()
+MOST_SHOWN = 8
+"""Problems of one file that are printed: they must fit on one screen."""
 
 
 class HwplanError(Exception):
@@ -64,7 +66,11 @@ class SpecErrors(SpecError):
         self.args = (self.render(),)
 
     def render(self) -> str:
-        return "\n".join(error.render() for error in self.errors)
+        shown = [error.render() for error in self.errors[:MOST_SHOWN]]
+        more = len(self.errors) - len(shown)
+        if more:
+            shown.append(f"and {more} more problem{'s' if more > 1 else ''} in this file")
+        return "\n".join(shown)
 
 
 class UsageError(HwplanError):

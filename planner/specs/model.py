@@ -89,7 +89,7 @@ class TableGroup(Spec):
     name: Name
     num_embeddings: PositiveInt
     embedding_dim: PositiveInt
-    count: PositiveInt = 1
+    count: Annotated[int, Field(gt=0, le=100_000)] = 1
     pooling_factors: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0,)
     """Mean ids per sample, one number per feature that reads the table."""
     zipf_exponent: NonNegativeFloat = 0.0
@@ -214,6 +214,10 @@ class Precision(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Precision:
+        for name in ("compute", "embeddings", "communication"):
+            dtypes = getattr(self, name)
+            if len(set(dtypes)) < len(dtypes):
+                raise problem(f"{name} {list(map(str, dtypes))} repeats", "list each dtype once")
         for name, allowed in (
             ("embeddings", (Dtype.FP32, Dtype.FP16, Dtype.BF16)),
             ("communication", (Dtype.FP32, Dtype.FP16, Dtype.BF16)),

@@ -210,6 +210,11 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     write_atomically(path, text + "\n")
 
 
+def _refuse_constant(name: str) -> None:
+    """Plans hold no NaN or Infinity, though Python's parser would accept them."""
+    raise ValueError(name)
+
+
 def load_plan(path: str | Path) -> Plan:
     """Read a plan and check schema, digest and internal consistency.
 
@@ -218,8 +223,8 @@ def load_plan(path: str | Path) -> Plan:
     """
     text = read_text(path, "plan")
     try:
-        data = json.loads(text)
-    except ValueError:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         raise SpecError(
             "not valid JSON: the plan is truncated or damaged",
             file=path,
