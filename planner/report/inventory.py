@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console
 
-from planner.report.text import columns, quantity, size
+from planner.report.text import columns, size
 from planner.specs.device import Constant
 from planner.specs.load import DEVICES, MODELS, load_device, load_model, names_in
 from planner.specs.units import Dtype
@@ -98,12 +98,20 @@ def constants_of(spec: BaseModel) -> Iterator[Constant]:
                 yield from constants_of(item)
 
 
+ORIGINS = {
+    "fitted": ("measured", "measured-fit"),
+    "stated": ("datasheet", "published"),
+    "guessed": ("scaled", "assumed"),
+}
+"""Column heading: the provenances that it counts."""
+
+
 def render_devices(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the rows of ``device_rows``."""
+    numbers = ("memory", "TB/s", "bf16", "tf32", "GB/s", *ORIGINS)
     table = columns(
-        "device", "memory", "TB/s", "bf16", "tf32", "fabric", "GB/s", "numbers",
-        right=("memory", "TB/s", "bf16", "tf32", "GB/s"),
-    )  # fmt: skip
+        "device", "memory", "TB/s", "bf16", "tf32", "fabric", "GB/s", *ORIGINS, right=numbers
+    )
     for row in rows:
         table.add_row(
             row["name"],
@@ -113,15 +121,22 @@ def render_devices(rows: Sequence[dict[str, Any]], console: Console) -> None:
             _peak(row, "tf32"),
             row["scale_up_topology"],
             f"{row['scale_up_bytes_per_s'] / 1e9:,.0f}",
-            ", ".join(f"{count} {origin}" for origin, count in row["provenance"].items()),
+            *(str(sum(row["provenance"].get(name, 0) for name in ORIGINS[key])) for key in ORIGINS),
         )
     console.print(table)
-    console.print("bf16, tf32: dense peak FLOP/s; * emulated. GB/s: scale-up, each way.")
+    console.print("bf16, tf32: dense peak TFLOP/s (* emulated). GB/s: scale-up, each way.")
     console.print(
-        "A device of your own: give the path of a profile as device: in the cluster file."
+        "Constants of the profile: fitted (measured), stated (datasheet, published), "
+        "guessed (scaled, assumed)."
     )
+    console.print("A device of your own: give the path of a profile as device: in a cluster file.")
 
 
 def _peak(row: dict[str, Any], dtype: str) -> str:
     peak = row["peak_flops_per_s"].get(dtype)
-    return "-" if peak is None else quantity(peak) + ("*" if dtype in row["emulated"] else "")
+    if peak is None:
+        return "-"
+    tera = peak / 1e12
+    return (f"{tera:,.0f}" if tera >= 10 else f"{tera:.2g}") + (
+        "*" if dtype in row["emulated"] else ""
+    )

@@ -118,8 +118,8 @@ def _placements(plan: Plan, name: str, pool: PoolPlan, console: Console) -> None
         kinds[kind] += 1
         weights[kind] += _weight_bytes(by_name[table_name], placement)
     summary = columns("tables", "sharding", "kernel", "weights", "size", right=("tables", "size"))
-    for kind, count in sorted(kinds.items(), key=lambda item: (-weights[item[0]], item[0])):
-        summary.add_row(f"{count:,}", *kind, size(weights[kind]))
+    for group, count in sorted(kinds.items(), key=lambda item: (-weights[item[0]], item[0])):
+        summary.add_row(f"{count:,}", *group, size(weights[group]))
     indented(console, summary)
     biggest = sorted(
         pool.placements.items(), key=lambda item: -_weight_bytes(by_name[item[0]], item[1])

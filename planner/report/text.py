@@ -39,14 +39,6 @@ def rate(samples_per_s: float) -> str:
     return f"{samples_per_s:.1f} samples/s"
 
 
-def quantity(value: float) -> str:
-    """A count in short form: ``26.1 G``, ``304``."""
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value:.3g}"
-
-
 def percent(ratio: float) -> str:
     """A ratio as a percentage with a sensible number of digits."""
     value = 100 * ratio
