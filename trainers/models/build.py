@@ -53,11 +53,9 @@ class Head(nn.Module):
 
 
 class TrainModel(nn.Module):
-    """What TorchRec shards and its pipeline drives: a batch in, (loss to differentiate, outputs)."""
+    """What TorchRec shards and its pipeline drives: batch to (loss to differentiate, outputs)."""
 
-    def __init__(
-        self, embeddings: EmbeddingBagCollection, head: Head, loss_scale: float
-    ) -> None:
+    def __init__(self, embeddings: EmbeddingBagCollection, head: Head, loss_scale: float) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.head = head

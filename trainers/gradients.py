@@ -1,0 +1,103 @@
+"""Dense gradients: exact sums over all pools, weighted by samples, overlapped with backward.
+
+DDP sits on the world group and only buckets; a communication hook weights each bucket by the
+rank's share of the global batch and sums it over the bridge on one background thread, so that
+buckets travel in the order in which DDP launches them, on every rank the same.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+from trainers.rank import Bridge
+
+BUCKET_MIB = 4
+"""Small enough that the first bucket leaves while most of backward is still to come."""
+
+
+class DenseExchange:
+    """DDP communication hook: sum over ranks of weight x gradient.
+
+    Args:
+        weight: b_p / B, times the inverse of the loss scale.
+    """
+
+    def __init__(self, bridge: Bridge, weight: float, device: torch.device) -> None:
+        self.bytes = 0
+        self._bridge = bridge
+        self._weight = weight
+        self._device = device
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dense-exchange")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Queue one bucket; DDP waits for the futures at the end of backward."""
+        gradient = bucket.buffer()
+        on_gpu = self._stream is not None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[self._device] if on_gpu else []
+        )
+        ready = torch.cuda.current_stream(self._device).record_event() if on_gpu else None
+        self.bytes += gradient.nbytes
+        self._thread.submit(self._run, gradient, ready, future)
+        return future
+
+    def _run(
+        self,
+        gradient: torch.Tensor,
+        ready: torch.cuda.Event | None,
+        future: torch.futures.Future[torch.Tensor],
+    ) -> None:
+        try:
+            # A no-op context without a GPU.
+            with torch.cuda.stream(self._stream):
+                if self._stream is not None and ready is not None:
+                    self._stream.wait_event(ready)
+                self._bridge.all_reduce_sum(gradient.mul_(self._weight))
+                future.set_result(gradient)
+        except Exception as error:  # handed to DDP, which raises it in backward
+            future.set_exception(error)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=True)
+
+
+class WorldDataParallel(DataParallelWrapper):
+    """Wraps what TorchRec does not shard in DDP over all ranks of all pools.
+
+    With ``exchange`` None (one rank in all) there is nothing to sum and no wrapper.
+    """
+
+    def __init__(self, world_group: dist.ProcessGroup, exchange: DenseExchange | None) -> None:
+        self._world_group = world_group
+        self._exchange = exchange
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Called by TorchRec once the tables are sharded."""
+        if self._exchange is None:
+            return
+        module = dmp._dmp_wrapped_module
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            module=module,
+            params_and_buffers_to_ignore=set(
+                DistributedModelParallel._sharded_parameter_names(module)
+            ),
+        )
+        wrapped = DistributedDataParallel(
+            module,
+            device_ids=None if device.type == "cpu" else [device],
+            process_group=self._world_group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            static_graph=True,
+            bucket_cap_mb=BUCKET_MIB,
+        )
+        wrapped.register_comm_hook(None, self._exchange.hook)
+        dmp._dmp_wrapped_module = wrapped

@@ -1,0 +1,268 @@
+"""The training loop of one rank."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from planner.specs.errors import RunError
+from trainers.data.batch import Batch
+from trainers.data.source import Slice, Source, open_source
+from trainers.metrics import Quality, gather, quality
+from trainers.rank import Bridge, RankEnv
+from trainers.setup import Trainable, set_up, use_own_cores
+from trainers.task import TrainResult, TrainTask
+
+__all__ = ["Bridge", "RankEnv", "train_rank"]
+
+Report = Callable[[dict[str, Any]], None]
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Loss, logits and labels of one step."""
+
+
+def rank_slice(task: TrainTask, rank: RankEnv) -> Slice:
+    """Ranks take consecutive slices of a global batch, pools in the plan's order."""
+    first = 0
+    for name, pool in task.plan.pools.items():
+        if name == rank.pool:
+            return Slice(first + rank.pool_rank * pool.local_batch, pool.local_batch)
+        first += pool.ranks * pool.local_batch
+    raise KeyError(rank.pool)
+
+
+class Stepper:
+    """Runs steps: TorchRec's pipeline where there is something to overlap, else plainly.
+
+    The pipeline distributes the next batch's ids during this batch's compute. A CPU pool of one
+    rank has neither ids to send nor copies to a device: there it would only cost time.
+    """
+
+    def __init__(self, trainable: Trainable, rank: RankEnv, batches: Iterator[Batch]) -> None:
+        self._trainable = trainable
+        self._device = rank.device
+        self._in_flight: deque[Batch] = deque()
+        self._batches = self._remember(batches)
+        self._pipeline: Any = None
+        if rank.pool_group.size() > 1 or rank.device.type != "cpu":
+            self._pipeline = TrainPipelineSparseDist(
+                trainable.model, trainable.optimizer, rank.device, execute_all_batches=True
+            )
+
+    def _remember(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The pipeline reads ahead; the exchange needs the ids of the batch that was trained."""
+        for batch in batches:
+            self._in_flight.append(batch)
+            yield batch
+
+    def step(self) -> Outputs:
+        """One optimizer step, exchanges included.
+
+        Raises:
+            StopIteration: no batch is left.
+        """
+        outputs = self._plain_step() if self._pipeline is None else self._pipelined_step()
+        trained = self._in_flight.popleft()
+        if self._trainable.embedding_exchange is not None:
+            self._trainable.embedding_exchange.after_step(trained.sparse)
+        return outputs
+
+    def _pipelined_step(self) -> Outputs:
+        outputs: Outputs = self._pipeline.progress(self._batches)
+        return outputs
+
+    def _plain_step(self) -> Outputs:
+        batch = next(self._batches).to(self._device)
+        optimizer = self._trainable.optimizer
+        optimizer.zero_grad()
+        loss, outputs = self._trainable.model(batch)
+        loss.backward()
+        optimizer.step()
+        return outputs
+
+    def finish(self) -> None:
+        """Combine what the pools trained since the last exchange; give the model back whole."""
+        if self._trainable.embedding_exchange is not None:
+            self._trainable.embedding_exchange.exchange()
+        if self._pipeline is not None:
+            self._pipeline.detach()
+
+
+class Window:
+    """Outputs of the steps since the last report."""
+
+    def __init__(self, sizes: list[int], rank: RankEnv) -> None:
+        self._sizes = sizes
+        self._rank = rank
+        self._outputs: list[Outputs] = []
+
+    def add(self, outputs: Outputs) -> None:
+        """Keep one step's outputs (on the device: nothing waits)."""
+        self._outputs.append(outputs)
+
+    def close(self, last_step: int) -> Quality:
+        """Quality over all ranks' samples of the window, which starts anew.
+
+        Raises:
+            RunError: a loss is not finite, naming the first such step; on every rank alike.
+        """
+        steps = len(self._outputs)
+        logits = torch.stack([logits for _, logits, _ in self._outputs], dim=1)
+        labels = torch.stack([labels for _, _, labels in self._outputs], dim=1)
+        self._outputs = []
+        both = gather(
+            torch.stack([logits.float(), labels], dim=-1), self._sizes, self._rank.world_group
+        )
+        finite = both[..., 0].isfinite().all(0)
+        if not bool(finite.all()):
+            first = last_step - steps + 1 + int((~finite).long().argmax())
+            raise RunError(
+                f"the predictions of step {first} are not finite: training diverged",
+                fix="lower the learning rates in the model file, or train in fp32",
+            )
+        return quality(both[..., 0].reshape(-1), both[..., 1].reshape(-1))
+
+
+class Clock:
+    """Time per step, the warm-up left out (unless the run was no longer than that)."""
+
+    def __init__(self, device: torch.device, warmup_steps: int) -> None:
+        self._device = device
+        self._warmup_steps = warmup_steps
+        self._start = self._last = time.perf_counter()
+        self.step_s: list[float] = []
+
+    def tick(self) -> None:
+        """End of a step (on a GPU, of queueing it)."""
+        now = time.perf_counter()
+        self.step_s.append(now - self._last)
+        self._last = now
+        if self._warmup_steps and len(self.step_s) == self._warmup_steps:
+            self._synchronize()
+            self.step_s, self._warmup_steps = [], 0
+            self._start = self._last = time.perf_counter()
+
+    def seconds_per_step(self) -> float:
+        """Mean, device work included; NaN before the first step."""
+        self._synchronize()
+        if not self.step_s:
+            return math.nan
+        return (time.perf_counter() - self._start) / len(self.step_s)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def train_rank(task: TrainTask, rank: RankEnv, report: Report) -> TrainResult:
+    """Train as the plan says and evaluate on the hold-out. Runs on every rank.
+
+    ``report`` is called on every rank with the same record every ``log_interval_steps`` and after
+    the last step: step, samples, samples_per_s, loss, auc, predicted_step_ms, measured_step_ms.
+
+    Raises:
+        SpecError: data or placements that cannot be used. UsageError: a model that cannot be
+            trained here. RunError: training diverged.
+    """
+    use_own_cores(rank.device)
+    source = open_source(task)
+    part = rank_slice(task, rank)
+    trainable = set_up(task.plan, rank, task.seed)
+    try:
+        return _train(task, rank, report, source, part, trainable)
+    finally:
+        if trainable.dense_exchange is not None:
+            trainable.dense_exchange.close()
+
+
+def _train(
+    task: TrainTask,
+    rank: RankEnv,
+    report: Report,
+    source: Source,
+    part: Slice,
+    trainable: Trainable,
+) -> TrainResult:
+    plan = task.plan
+    sizes = [pool.local_batch for pool in plan.pools.values() for _ in range(pool.ranks)]
+    stepper = Stepper(trainable, rank, source.train_batches(part))
+    window = Window(sizes, rank)
+    warmup = task.warmup_steps if task.steps is None else min(task.warmup_steps, task.steps // 2)
+    clock = Clock(rank.device, warmup)
+    trainable.model.train()
+    step, pending, last = 0, 0, quality(torch.empty(0), torch.empty(0))
+    while True:
+        try:
+            outputs = stepper.step()
+        except StopIteration:
+            break
+        step, pending = step + 1, pending + 1
+        window.add(outputs)
+        clock.tick()
+        if pending == task.log_interval_steps:
+            last, pending = window.close(step), 0
+            report(_record(task, step, clock, last))
+    seconds_per_step = clock.seconds_per_step()
+    if pending:
+        last = window.close(step)
+        report(_record(task, step, clock, last))
+    stepper.finish()
+    held_out = evaluate(trainable, rank, source, part, sizes)
+    shown = held_out if held_out.samples else last
+    return TrainResult(
+        steps=step,
+        samples=step * plan.global_batch,
+        samples_per_s=plan.global_batch / seconds_per_step,
+        step_ms=1e3 * statistics.median(clock.step_s or [math.nan]),
+        metrics_on="holdout" if held_out.samples else "training",
+        loss=shown.loss,
+        auc=shown.auc,
+        ne=shown.ne,
+        calibration=shown.calibration,
+        eval_samples=held_out.samples,
+        malformed_lines=source.report.malformed_lines,
+        malformed_examples=tuple(source.report.malformed_examples),
+        dropped_samples=source.report.dropped_samples,
+        dense_exchange_bytes=_bytes(trainable.dense_exchange),
+        embedding_exchange_bytes=_bytes(trainable.embedding_exchange),
+    )
+
+
+def _bytes(exchange: Any) -> int:
+    return 0 if exchange is None else int(exchange.bytes)
+
+
+def _record(task: TrainTask, step: int, clock: Clock, window: Quality) -> dict[str, Any]:
+    measured_s = clock.seconds_per_step()
+    known = not math.isnan(measured_s)
+    return {
+        "step": step,
+        "samples": step * task.plan.global_batch,
+        "samples_per_s": task.plan.global_batch / measured_s if known else None,
+        "loss": window.loss,
+        "auc": window.auc,
+        "predicted_step_ms": task.plan.predicted.step_ms,
+        "measured_step_ms": 1e3 * measured_s if known else None,
+    }
+
+
+@torch.no_grad()
+def evaluate(
+    trainable: Trainable, rank: RankEnv, source: Source, part: Slice, sizes: list[int]
+) -> Quality:
+    """Quality on the hold-out, over all ranks; every rank must call it."""
+    # The model under DDP's wrapper: there are no gradients to exchange.
+    model = trainable.model.module.eval()
+    logits, labels = [torch.empty(0)], [torch.empty(0)]
+    for batch, count in source.holdout_batches(part):
+        _, (_, own, _) = model(batch.to(rank.device))
+        both = gather(torch.stack([own.cpu(), batch.labels.cpu()], dim=-1), sizes, rank.world_group)
+        logits.append(both[:count, 0])
+        labels.append(both[:count, 1])
+    return quality(torch.cat(logits), torch.cat(labels))

@@ -1,0 +1,31 @@
+"""What a rank is given by whoever started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Bridge(Protocol):
+    """Exact sums over all ranks of all pools."""
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        """Replace a CPU or device tensor by its sum over all ranks; same order on every rank."""
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """One rank: its place, its device and its process groups, already initialised."""
+
+    world_rank: int
+    pool: str
+    pool_rank: int
+    device: torch.device
+    world_group: dist.ProcessGroup
+    """All ranks, over gloo (host tensors)."""
+    pool_group: dist.ProcessGroup
+    """The pool's ranks, over the vendor's library."""
+    bridge: Bridge

@@ -1,0 +1,107 @@
+"""One rank's model, sharded and initialised as its plan says, with its optimizers and exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingEnv
+
+from planner.specs.plan import Plan
+from trainers.exchange import EmbeddingExchange
+from trainers.gradients import DenseExchange, WorldDataParallel
+from trainers.models import build_model
+from trainers.node_groups import create_node_groups
+from trainers.optimizers import (
+    ReplicatedTables,
+    TrainOptimizer,
+    dense_optimizer,
+    fuse_sparse_optimizer,
+)
+from trainers.placement import sharding_plan
+from trainers.policy import ComputePolicy, communication_codecs
+from trainers.rank import RankEnv
+from trainers.shards import Shard, initialise, local_shards
+
+_STATES = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": 1, "adam": 2}
+
+
+@dataclass
+class Trainable:
+    """Everything that a training step touches."""
+
+    model: DistributedModelParallel
+    optimizer: TrainOptimizer
+    shards: list[Shard]
+    dense_exchange: DenseExchange | None
+    """None with one rank."""
+    embedding_exchange: EmbeddingExchange | None
+    """None with one pool."""
+
+
+def set_up(plan: Plan, rank: RankEnv, seed: int) -> Trainable:
+    """Build, shard and initialise; all ranks must call it.
+
+    Raises:
+        SpecError: a placement that cannot run. UsageError: an architecture, optimizer or
+            precision that cannot be trained here.
+    """
+    pool, spec = plan.pools[rank.pool], plan.model
+    policy = ComputePolicy.of(pool.policy)
+    policy.apply_matmul_precision()
+    model = build_model(
+        spec,
+        rank.device,
+        seed=seed,
+        data_types={name: p.data_type for name, p in pool.placements.items()},
+        policy=policy,
+    )
+    shardings = sharding_plan(plan, rank.pool, rank.world_rank, rank.device)
+    fuse_sparse_optimizer(model.embeddings, spec.optimizer.sparse, shardings, rank.device)
+    create_node_groups(plan, rank.world_rank, rank.pool_group)
+    dense_exchange = None
+    if plan.world_size > 1:
+        weight = pool.local_batch / plan.global_batch / policy.loss_scale
+        dense_exchange = DenseExchange(rank.bridge, weight, rank.device)
+    sharded = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(rank.pool_group),
+        device=rank.device,
+        plan=shardings,
+        sharders=[
+            EmbeddingBagCollectionSharder(
+                qcomm_codecs_registry=communication_codecs(pool.policy, rank.device)
+            )
+        ],
+        data_parallel_wrapper=WorldDataParallel(rank.world_group, dense_exchange),
+    )
+    shards = local_shards(sharded.module.embeddings)
+    initialise(shards, {t.name: t.num_embeddings for t in spec.all_tables}, seed)
+    replicated = ReplicatedTables(shards, spec.optimizer.sparse)
+    optimizer = TrainOptimizer(
+        dense_optimizer(sharded.module.head, spec.optimizer.dense),
+        replicated,
+        gradient_scale=1.0 if dense_exchange is not None else 1.0 / policy.loss_scale,
+    )
+    exchange = None
+    if len(plan.pools) > 1:
+        exchange = EmbeddingExchange(
+            spec.all_tables,
+            shards,
+            row_wise_state=spec.optimizer.sparse.name == "rowwise_adagrad",
+            states=_STATES[spec.optimizer.sparse.name],
+            share=plan.share(rank.pool),
+            interval_steps=plan.exchange.embedding_interval_steps,
+            rank=rank,
+        )
+    return Trainable(sharded, optimizer, shards, dense_exchange, exchange)
+
+
+def use_own_cores(device: torch.device) -> None:
+    """On a CPU rank: as many compute threads as cores that the process may run on."""
+    if device.type == "cpu":
+        from os import sched_getaffinity
+
+        torch.set_num_threads(len(sched_getaffinity(0)))
