@@ -1,0 +1,206 @@
+"""``hwplan train``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.specs.errors import UsageError
+from runtime.cli.options import AsJson, GlobalBatch, positive_int
+from runtime.cli.output import working, write_json, write_report
+
+if TYPE_CHECKING:
+    from planner.specs.plan import Plan
+
+TERMINATED = 143
+"""Exit code after SIGTERM (128 + 15, as the shell counts)."""
+
+
+def train(
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="A plan.json to execute.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="FILE", help="Plan for this cluster file first."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME_OR_FILE", help="The model to plan and train."),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar="SOURCE",
+            help="synthetic, or criteo:PATH[,PATH...] (TSV, plain or gzip).",
+        ),
+    ] = "synthetic",
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            callback=positive_int,
+            help="Stop after N steps (synthetic: 100 if left out).",
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs", metavar="N", callback=positive_int, help="Passes over the files (1)."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Ray cluster to run on, or auto; an embedded one on this machine if left out.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="New folder for plan.json, metrics.jsonl and result.json (runs/...).",
+        ),
+    ] = None,
+    eval_fraction: Annotated[
+        float,
+        typer.Option(
+            "--eval-fraction", metavar="F", help="Share of the samples held out for the metrics."
+        ),
+    ] = 0.1,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", min=0, help="Of initial weights, samples and order."),
+    ] = 0,
+    global_batch: GlobalBatch = None,
+    ignore_fingerprint: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-fingerprint",
+            help="Execute the plan even if cluster, model, profiles or hwplan changed since.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model as a plan says, on Ray.
+
+    Executes a saved plan (--plan), or plans first (--cluster and --model). Progress goes to stderr.
+
+    In Python: runtime.train.train(task, folder).
+    """
+    with _stdout_for_results(), _terminable():
+        chosen = _plan_of(plan, cluster, model, global_batch, ignore_fingerprint)
+        from runtime.cli.progress import Progress, render_result
+        from runtime.train import RunFolder, default_folder
+        from runtime.train import train as run
+        from trainers.task import TrainTask, parse_data
+
+        task = TrainTask(
+            plan=chosen,
+            data=parse_data(data),
+            steps=steps,
+            epochs=epochs,
+            seed=seed,
+            eval_fraction=eval_fraction,
+        )
+        folder = RunFolder(out if out is not None else default_folder(chosen), chosen)
+        with Progress(task) as progress:
+            result = run(task, folder, address, progress.on_event)
+    if result["malformed_lines"]:
+        examples = ", ".join(result["malformed_examples"])
+        print(
+            f"warning: {result['malformed_lines']} malformed lines were left out ({examples})",
+            file=sys.stderr,
+        )
+    if as_json:
+        write_json(result)
+    else:
+        write_report(lambda console: render_result(result, console))
+
+
+def _plan_of(
+    plan_file: Path | None,
+    cluster: str | None,
+    model: str | None,
+    global_batch: int | None,
+    ignore_fingerprint: bool,
+) -> Plan:
+    """The saved plan, checked against what is here now, or a new one.
+
+    Raises:
+        UsageError: neither or both ways are given, or the plan is for something else.
+    """
+    from planner.specs.load import load_cluster, load_model
+
+    if plan_file is None:
+        if cluster is None or model is None:
+            raise UsageError(
+                "nothing to train",
+                field="--cluster" if cluster is None else "--model",
+                fix="give --plan PLAN, or both --cluster FILE and --model NAME_OR_FILE",
+            )
+        from planner.search import plan_job
+
+        cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+        with working(f"planning {model_spec.name} on {cluster_spec.name}"):
+            return plan_job(cluster_spec, model_spec, global_batch)
+    if global_batch is not None:
+        raise UsageError(
+            "a saved plan has its global batch",
+            field="--global-batch",
+            value=global_batch,
+            fix="leave it out, or plan again with hwplan plan --global-batch",
+        )
+    from planner.specs.plan import load_plan
+    from runtime.plan_check import check_fingerprint
+
+    saved = load_plan(plan_file)
+    if not ignore_fingerprint:
+        check_fingerprint(
+            saved,
+            plan_file,
+            load_cluster(cluster) if cluster is not None else saved.cluster,
+            load_model(model) if model is not None else saved.model,
+        )
+    return saved
+
+
+@contextmanager
+def _stdout_for_results() -> Iterator[None]:
+    """Meanwhile whatever writes to file descriptor 1 (Ray, its children) writes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that no Ray process is left behind."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.exit(TERMINATED)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
