@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -12,6 +13,7 @@ from planner.specs.errors import HwplanError
 from runtime.cli.compare import compare
 from runtime.cli.inventory import devices, models
 from runtime.cli.plan import plan, show
+from runtime.cli.train import train
 
 app = typer.Typer(
     name="hwplan",
@@ -23,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, compare, models, devices, show):
+for command in (plan, train, compare, models, devices, show):
     app.command()(command)
 
 
@@ -47,6 +49,10 @@ def _options(
 
 def main() -> None:
     """Run one command. Errors that a user can cause become one screen on stderr and a code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a bar or a dash gets "?" rather than an error.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except HwplanError as error:
