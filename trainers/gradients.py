@@ -7,6 +7,7 @@ buckets travel in the order in which DDP launches them, on every rank the same.
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -36,7 +37,7 @@ class DenseExchange:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dense-exchange")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Queue one bucket; DDP waits for the futures at the end of backward."""
         gradient = bucket.buffer()
         on_gpu = self._stream is not None
@@ -90,14 +91,19 @@ class WorldDataParallel(DataParallelWrapper):
                 DistributedModelParallel._sharded_parameter_names(module)
             ),
         )
-        wrapped = DistributedDataParallel(
-            module,
-            device_ids=None if device.type == "cpu" else [device],
-            process_group=self._world_group,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,
-            static_graph=True,
-            bucket_cap_mb=BUCKET_MIB,
-        )
-        wrapped.register_comm_hook(None, self._exchange.hook)
+        with warnings.catch_warnings():
+            # Its successor would sync buffers once, and FBGEMM's differ between pools.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            wrapped = DistributedDataParallel(
+                module,
+                device_ids=None if device.type == "cpu" else [device],
+                process_group=self._world_group,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+                static_graph=True,
+                bucket_cap_mb=BUCKET_MIB,
+            )
+        exchange = self._exchange
+        # DDP would compare annotations, which are text here.
+        wrapped.register_comm_hook(None, lambda _state, bucket: exchange.start(bucket))
         dmp._dmp_wrapped_module = wrapped

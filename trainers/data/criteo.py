@@ -33,6 +33,7 @@ EXAMPLES = 5
 """Malformed lines named in the report."""
 
 _LINE = re.compile(rb"[01](?:\t(?:-?\d{1,18})?){13}(?:\t[0-9a-fA-F]{0,16}){26}")
+_HOLDOUT_KEY = b"2024"
 _GZIP_MAGIC = b"\x1f\x8b"
 _LONGEST_LINE_BYTES = 4096
 """Longer ones are no click log; the bound keeps a file without newlines out of memory."""
@@ -88,9 +89,10 @@ def parse_lines(lines: list[bytes], model: ModelSpec) -> Batch:
     )
 
 
-def is_held_out(line: bytes, seed: int, fraction: float) -> bool:
-    """Whether a sample belongs to the hold-out: a hash of its text, so no order matters."""
-    digest = hashlib.blake2b(line, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+def is_held_out(line: bytes, fraction: float) -> bool:
+    """Whether a sample belongs to the hold-out: a hash of its text alone, so neither file order
+    nor the run's seed matters, and runs with different seeds are measured on the same samples."""
+    digest = hashlib.blake2b(line, digest_size=8, key=_HOLDOUT_KEY).digest()
     return int.from_bytes(digest, "little") < fraction * 2.0**64
 
 
@@ -153,7 +155,7 @@ class CriteoSource:
             line
             for path in self._task.data.paths
             for line in self._well_formed(path, None)
-            if is_held_out(line, self._task.seed, self._task.eval_fraction)
+            if is_held_out(line, self._task.eval_fraction)
         )
         while batch := list(islice(lines, self._global_batch)):
             count = len(batch)
@@ -170,7 +172,7 @@ class CriteoSource:
                 line
                 for path in self._task.data.paths
                 for line in self._well_formed(path, report)
-                if not is_held_out(line, self._task.seed, self._task.eval_fraction)
+                if not is_held_out(line, self._task.eval_fraction)
             )
             generator = random.Random(f"{self._task.seed}/{epoch}")
             empty = True

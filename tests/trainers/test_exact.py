@@ -1,0 +1,286 @@
+"""Every plan trains exactly what plain PyTorch trains on the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from planner.specs.model import ModelSpec
+from planner.specs.plan import Placement, Plan
+from tests.trainers.jobs import (
+    model_of,
+    place,
+    plan_of,
+    rank_env,
+    run_on_processes,
+    whole_on_rank_0,
+)
+from tests.trainers.reference import train_reference
+from trainers.data.source import Slice, open_source
+from trainers.loop import Stepper, rank_slice
+from trainers.setup import set_up
+from trainers.task import TrainTask
+
+SEED = 7
+STEPS = 6
+TOLERANCE = 2e-5
+SGD, ADAGRAD, ROW_WISE = model_of(), model_of("adagrad", rate=0.02), model_of("rowwise_adagrad")
+
+
+@dataclass
+class Case:
+    plan: Plan
+    unweighted: bool = False
+    """Average pools and ranks as if all had the same number of samples."""
+    steps: int = STEPS
+
+
+@dataclass
+class Held:
+    """One shard as a rank held it in the end."""
+
+    table: str
+    row: int
+    column: int
+    weight: torch.Tensor
+    state: list[torch.Tensor]
+
+
+@dataclass
+class Outcome:
+    pool: str
+    losses: list[float]
+    shards: list[Held]
+    dense: dict[str, torch.Tensor]
+    sent: int = field(default=0)
+
+
+def run_case(case: Case, world_rank: int) -> Outcome:
+    plan = case.plan
+    rank = rank_env(plan, world_rank)
+    trainable = set_up(plan, rank, SEED)
+    if case.unweighted:
+        assert trainable.dense_exchange is not None and trainable.embedding_exchange is not None
+        trainable.dense_exchange._weight = 1.0 / plan.world_size
+        trainable.embedding_exchange._share = 1.0 / len(plan.pools)
+    task = TrainTask(plan, steps=case.steps, seed=SEED)
+    stepper = Stepper(trainable, rank, open_source(task).train_batches(rank_slice(task, rank)))
+    trainable.model.train()
+    losses = []
+    for _ in range(case.steps):
+        loss = stepper.step()[0] * (plan.pools[rank.pool].local_batch / plan.global_batch)
+        dist.all_reduce(loss)
+        losses.append(float(loss))
+    if trainable.dense_exchange is not None:
+        trainable.dense_exchange.close()
+    return Outcome(
+        pool=rank.pool,
+        losses=losses,
+        shards=[
+            Held(
+                s.table,
+                s.row_offset,
+                s.column_offset,
+                s.weight.float().clone(),
+                [x.clone() for x in s.state],
+            )
+            for s in trainable.shards
+        ],
+        dense={
+            name.rsplit("network.", 1)[1]: p.detach().clone()
+            for name, p in trainable.model.module.head.named_parameters()
+        },
+        sent=0 if trainable.embedding_exchange is None else trainable.embedding_exchange.bytes,
+    )
+
+
+def run_cases(rank: int, cases: dict[str, Case]) -> dict[str, Outcome]:
+    return {name: run_case(case, rank) for name, case in cases.items()}
+
+
+def tables_of(outcomes: list[Outcome], pool: str, model: ModelSpec) -> dict[str, torch.Tensor]:
+    """A pool's whole tables, put together from its ranks' shards; every element must be held."""
+    whole = {
+        t.name: torch.full((t.num_embeddings, t.embedding_dim), torch.nan) for t in model.all_tables
+    }
+    for outcome in outcomes:
+        for held in outcome.shards if outcome.pool == pool else []:
+            rows, columns = held.weight.shape
+            whole[held.table][held.row : held.row + rows, held.column : held.column + columns] = (
+                held.weight
+            )
+    return whole
+
+
+def error_against_reference(case: Case, outcomes: list[Outcome]) -> float:
+    """Largest difference in any loss, table element or dense weight."""
+    model = case.plan.model
+    task = TrainTask(case.plan, steps=case.steps, seed=SEED)
+    batches = list(open_source(task).train_batches(Slice(0, case.plan.global_batch)))
+    losses, reference = train_reference(model, batches, SEED)
+    differences = [
+        (torch.tensor(outcome.losses) - torch.tensor(losses)).abs().max() for outcome in outcomes
+    ]
+    for pool in case.plan.pools:
+        for name, table in tables_of(outcomes, pool, model).items():
+            differences.append((table - reference.tables[name].weight).abs().max())
+    for outcome in outcomes:
+        for name, value in outcome.dense.items():
+            part, layer = name.split(".layers.")
+            expected = getattr(reference, part).get_parameter(layer)
+            differences.append((value - expected).abs().max())
+    worst = torch.stack(differences).max()
+    return float(worst.detach())
+
+
+def _placements(model: ModelSpec, *placements: Placement) -> dict[str, Placement]:
+    return {t.name: p for t, p in zip(model.all_tables, placements, strict=True)}
+
+
+def _four_rank_cases() -> dict[str, Case]:
+    everyone = (0, 1, 2, 3)
+    dp, rw = place("data_parallel", *everyone), place("row_wise", *everyone)
+    cw = place("column_wise", 2, 0, widths=(12, 4))
+    repeated = place("column_wise", 1, 1, 3, widths=(4, 4, 8))
+    twrw, grid = (
+        place("table_row_wise", 2, 3),
+        place("grid_shard", 0, 1, 2, 3, widths=(12, 4)),
+    )
+
+    def one_pool(model: ModelSpec, *placements: Placement) -> Case:
+        pools = {"p": (4, 64, _placements(model, *placements))}
+        return Case(plan_of(pools, model, node_size=2))
+
+    cases = {
+        "table_wise": one_pool(
+            SGD, place("table_wise", 3), place("table_wise", 0), place("table_wise", 3)
+        ),
+        "row_wise": one_pool(SGD, rw, rw, rw),
+        "column_wise": one_pool(SGD, cw, repeated, cw),
+        "data_parallel": one_pool(SGD, dp, dp, dp),
+        "table_row_wise": one_pool(SGD, twrw, place("table_row_wise", 0, 1), twrw),
+        "grid_shard": one_pool(SGD, grid, grid, grid),
+        "mixed": one_pool(SGD, cw, dp, rw),
+        "mixed nodes": one_pool(SGD, twrw, dp, grid),
+        "adagrad": one_pool(ADAGRAD, cw, dp, rw),
+        "adagrad data_parallel": one_pool(ADAGRAD, dp, dp, dp),
+        "rowwise_adagrad": one_pool(ROW_WISE, place("table_wise", 1), dp, rw),
+        "rowwise_adagrad nodes": one_pool(ROW_WISE, twrw, rw, dp),
+    }
+
+    def two_pools(
+        ranks: tuple[int, int], batch: tuple[int, int], first: Any, second: Any, **options: Any
+    ) -> Case:
+        model = options.pop("model", SGD)
+        pools = {
+            "a": (ranks[0], batch[0], _placements(model, *first)),
+            "b": (ranks[1], batch[1], _placements(model, *second)),
+        }
+        case_options = {k: options.pop(k) for k in ("unweighted", "steps") if k in options}
+        return Case(plan_of(pools, model, **options), **case_options)
+
+    tw, pair = place("table_wise", 0), (0, 1)
+    three_rw, three_dp = place("row_wise", 0, 1, 2), place("data_parallel", 0, 1, 2)
+    wide = (place("column_wise", 1, 0, widths=(12, 4)), place("data_parallel", *pair), tw)
+    cases |= {
+        "equal pools": two_pools((2, 2), (64, 64), wide, (place("row_wise", *pair),) * 3),
+        "unequal pools": two_pools((2, 2), (96, 32), wide, (place("row_wise", *pair),) * 3),
+        "three and one": two_pools((3, 1), (64, 64), (three_rw, three_dp, tw), (tw, tw, tw)),
+        "unweighted": two_pools(
+            (2, 2), (96, 32), wide, (place("row_wise", *pair),) * 3, unweighted=True
+        ),
+    }
+    for name, model in {"sgd": SGD, "rowwise": ROW_WISE, "adagrad": ADAGRAD}.items():
+        for label, interval in (("apart", 1000), ("combined", 3)):
+            cases[f"{name} {label}"] = two_pools(
+                (2, 2), (96, 32), wide, (place("row_wise", *pair), tw, tw),
+                model=model, interval=interval, steps=3,
+            )  # fmt: skip
+    return cases
+
+
+CASES = _four_rank_cases()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[Outcome]]:
+    """All four-rank cases in one group of processes: starting them costs more than running."""
+    per_rank = run_on_processes(4, run_cases, CASES)
+    return {name: [results[name] for results in per_rank] for name in CASES}
+
+
+SAME_AS_PLAIN = [
+    name for name, case in CASES.items() if not case.unweighted and case.steps == STEPS
+]
+
+
+@pytest.mark.parametrize("name", SAME_AS_PLAIN)
+def test_equals_plain_pytorch(name: str, outcomes: dict[str, list[Outcome]]) -> None:
+    assert error_against_reference(CASES[name], outcomes[name]) < TOLERANCE
+
+
+def test_unweighted_average_is_noticed(outcomes: dict[str, list[Outcome]]) -> None:
+    assert error_against_reference(CASES["unweighted"], outcomes["unweighted"]) > 50 * TOLERANCE
+
+
+def test_one_rank_equals_plain_pytorch() -> None:
+    for model in (SGD, ROW_WISE):
+        case = Case(plan_of({"p": (1, 256, whole_on_rank_0(model))}, model))
+        assert error_against_reference(case, [run_alone(case)]) < TOLERANCE
+
+
+def run_alone(case: Case) -> Outcome:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        return run_case(case, 0)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise", "adagrad"])
+def test_exchange_combines_by_share_of_samples(
+    optimizer: str, outcomes: dict[str, list[Outcome]]
+) -> None:
+    """After K steps, weights are sum_p a_p w_p of the replicas that trained apart."""
+    apart, combined = outcomes[f"{optimizer} apart"], outcomes[f"{optimizer} combined"]
+    plan = CASES[f"{optimizer} combined"].plan
+    replicas = {pool: tables_of(apart, pool, plan.model) for pool in plan.pools}
+    drift = max(float((replicas["a"][t] - replicas["b"][t]).abs().max()) for t in replicas["a"])
+    assert drift > 1e-4
+    for pool in plan.pools:
+        for table, weight in tables_of(combined, pool, plan.model).items():
+            expected = sum(plan.share(p) * replicas[p][table] for p in plan.pools)
+            torch.testing.assert_close(weight, expected, atol=1e-6, rtol=1e-5)
+    assert all(outcome.sent > 0 for outcome in combined)
+    assert all(outcome.sent == 0 for outcome in apart)
+
+
+def _row_state(outcomes: list[Outcome], pool: str, table: str, rows: int) -> torch.Tensor:
+    """Row-wise state of a whole table: the mean over its column shards, by width."""
+    state, width = torch.zeros(rows), torch.zeros(rows)
+    for outcome in outcomes:
+        for held in outcome.shards if outcome.pool == pool else []:
+            if held.table == table:
+                part = slice(held.row, held.row + len(held.weight))
+                state[part] += held.weight.shape[1] * held.state[0]
+                width[part] += held.weight.shape[1]
+    return state / width
+
+
+def test_exchange_combines_optimizer_state(outcomes: dict[str, list[Outcome]]) -> None:
+    apart, combined = outcomes["rowwise apart"], outcomes["rowwise combined"]
+    plan = CASES["rowwise combined"].plan
+    for table in plan.model.all_tables:
+        rows = table.num_embeddings
+        expected = sum(plan.share(p) * _row_state(apart, p, table.name, rows) for p in plan.pools)
+        for outcome in combined:
+            for held in outcome.shards:
+                if held.table == table.name:
+                    part = expected[held.row : held.row + len(held.weight)]
+                    torch.testing.assert_close(held.state[0], part, atol=1e-7, rtol=1e-4)
+    assert float(expected.max()) > 0
