@@ -1,0 +1,106 @@
+"""Put a plan together from evaluated pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from planner.cost.context import PoolContext
+from planner.cost.exchange import dense_exchange_bytes, embedding_exchange_bytes
+from planner.evaluate import MS, Evaluation, evaluate
+from planner.fingerprint import (
+    error_band,
+    fingerprint_parts,
+    hwplan_version,
+    provenance_counts,
+)
+from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
+from planner.specs.plan import (
+    Alternative,
+    ExchangePlan,
+    Placement,
+    Plan,
+    Prediction,
+    SolverReport,
+    fingerprint,
+)
+
+FREE_RISE = 1e-3
+"""A shorter exchange interval is taken if it lengthens the step by no more than this share."""
+
+
+def freshest(
+    contexts: Mapping[str, PoolContext],
+    placements: Mapping[str, Mapping[str, Placement]],
+    evaluation: Evaluation,
+) -> tuple[dict[str, PoolContext], Evaluation]:
+    """The shortest exchange interval between pools that costs next to nothing.
+
+    The search uses the longest interval that the model allows, which is never slower; but stale
+    replicas are a price too, so 1, 2, 4 … steps are tried.
+    """
+    longest = max(ctx.embedding_interval_steps for ctx in contexts.values())
+    interval = 1
+    while interval < longest:
+        shorter = {
+            name: replace(ctx, embedding_interval_steps=interval) for name, ctx in contexts.items()
+        }
+        tried = evaluate(shorter, placements)
+        if tried.step_s <= evaluation.step_s * (1 + FREE_RISE):
+            return shorter, tried
+        interval *= 2
+    return dict(contexts), evaluation
+
+
+def assemble(
+    *,
+    cluster: ClusterSpec,
+    model: ModelSpec,
+    global_batch: int,
+    kind: Literal["planned", "naive"],
+    contexts: Mapping[str, PoolContext],
+    evaluation: Evaluation,
+    bound_s: float,
+    report: SolverReport,
+    seed: int = 0,
+    considered: tuple[Alternative, ...] = (),
+) -> Plan:
+    """The plan of evaluated contexts.
+
+    Args:
+        model: as the user gave it; ``global_batch`` may differ from its own.
+        bound_s: proven lower bound of the step.
+    """
+    parts = fingerprint_parts(cluster, model)
+    several = len(contexts) > 1
+    interval = max(ctx.embedding_interval_steps for ctx in contexts.values())
+    return Plan(
+        hwplan_version=hwplan_version(),
+        kind=kind,
+        fingerprint=fingerprint({str(part): digest for part, digest in parts.items()}),
+        fingerprint_parts=parts,
+        seed=seed,
+        cluster=cluster,
+        model=model,
+        global_batch=global_batch,
+        pools=evaluation.pools,
+        exchange=ExchangePlan(
+            embedding_interval_steps=interval,
+            dense_bytes_per_step=dense_exchange_bytes(model) if several else 0,
+            embedding_bytes_per_exchange=embedding_exchange_bytes(model, global_batch, interval)
+            if several
+            else 0,
+        ),
+        predicted=Prediction(
+            step_ms=evaluation.step_s * MS,
+            samples_per_s=global_batch / evaluation.step_s,
+            lower_bound_ms=bound_s * MS,
+            gap=evaluation.step_s / bound_s - 1,
+            provenance=provenance_counts(contexts),
+            error_band=error_band(contexts),
+        ),
+        solver=report,
+        considered=considered,
+    )

@@ -1,0 +1,1 @@
+"""What plans are measured against: the naive port and an exhaustive oracle."""

@@ -1,0 +1,1 @@
+"""Placement of tables inside one pool as an integer linear program."""

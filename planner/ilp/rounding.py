@@ -1,0 +1,187 @@
+"""From counts of options to ranks: largest piece first, then local search.
+
+An upper bound for the aggregate formulation's lower bound. Every candidate is scored by the step
+graph itself, many candidates per evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.cost.load import COMPONENTS, Scope
+from planner.ilp.program import HBM, HOST, Assignment, Choice, Floats, OptionLoads, PoolProgram
+
+TIE = 1e-9
+"""Steps closer than this (relative) count as equal."""
+
+
+class Ranks:
+    """Loads of all ranks while tables are put on them and taken off again."""
+
+    def __init__(self, program: PoolProgram, weights: Floats) -> None:
+        self.program = program
+        self.loads = np.zeros((program.ranks, len(COMPONENTS)))
+        self.weights = weights
+        """[C]: what a rank's load counts when the step does not decide."""
+
+    @property
+    def step_s(self) -> float:
+        return self.program.step_s(self.loads)
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What local search lowers: the step, then the loads (squares favour balance)."""
+        return self.step_s, float(np.square(self.loads @ self.weights).sum())
+
+    def put(self, option: OptionLoads, pieces: int) -> tuple[int, ...] | None:
+        """Put an option's pieces where the step grows least; None (unchanged) if none has room."""
+        before = self.loads.copy()
+        self.loads += option.everywhere
+        places = [0] * pieces
+        shards = sorted(option.shards, key=lambda shard: -float(self.weights @ shard.load))
+        for shard in shards:
+            for piece in shard.pieces:
+                place = self._best_place(shard.scope, shard.load)
+                if place is None:
+                    self.loads = before
+                    return None
+                places[piece] = place
+                self.loads[self.program.landing(shard.scope, place)] += shard.load
+        if not self.program.fits(self.loads):
+            self.loads = before
+            return None
+        return tuple(places)
+
+    def take(self, option: OptionLoads, places: Sequence[int]) -> None:
+        """Undo ``put``."""
+        self.loads = self.loads - option.everywhere
+        for shard in option.shards:
+            for piece in shard.pieces:
+                self.loads[self.program.landing(shard.scope, places[piece])] -= shard.load
+        np.maximum(self.loads, 0.0, out=self.loads)
+
+    def _best_place(self, scope: Scope, load: Floats) -> int | None:
+        grown = self.loads + load
+        if scope is Scope.NODE:
+            shape = (self.program.nodes, self.program.devices_per_node, -1)
+            grown = grown.reshape(shape).max(axis=1)
+        slowest = np.maximum(grown, self.loads.max(axis=0))
+        step = self.program.times.step_s(slowest)
+        step[(grown[:, [HBM, HOST]] > self.program.room).any(axis=1)] = np.inf
+        best = step.min()
+        if not np.isfinite(best):
+            return None
+        tied = np.flatnonzero(step <= best * (1 + TIE))
+        return int(tied[np.argmin((grown @ self.weights)[tied])])
+
+
+def weights(program: PoolProgram, mean: Floats) -> Floats:
+    """What a unit of each component counts: by its effect on the step, and by scarcity.
+
+    Args:
+        mean: load averaged over ranks; shape [C].
+    """
+    step = max(float(program.times.step_s(mean)), 1e-12)
+    result = (program.times.sensitivity(mean) + 0.01) / step
+    result[[HBM, HOST]] = 0.0
+    for component, room in ((HBM, program.hbm_room_bytes), (HOST, program.host_room_bytes)):
+        if room > 0:
+            result[component] = min(1.0, mean[component] / room) ** 2 / room
+    return result
+
+
+def round_to_ranks(program: PoolProgram, counts: Sequence[Sequence[int]]) -> Assignment | None:
+    """Places for the pieces of ``counts[g][o]`` tables of class g under option o.
+
+    None if largest-first finds no room for some piece.
+    """
+    mean = np.zeros(len(COMPONENTS))
+    items: list[tuple[int, int]] = []
+    for g, row in enumerate(counts):
+        for o, count in enumerate(row):
+            mean += program.loads[g][o].mean * count
+            items += [(g, o)] * count
+    ranks = Ranks(program, weights(program, mean))
+    sizes = {
+        (g, o): max(
+            (float(ranks.weights @ shard.load) for shard in program.loads[g][o].shards),
+            default=np.inf,
+        )
+        for g, o in set(items)
+    }
+    found: list[list[Choice]] = [[] for _ in program.classes]
+    for g, o in sorted(items, key=lambda item: (-sizes[item], item)):
+        places = ranks.put(program.loads[g][o], len(program.classes[g].options[o].pieces))
+        if places is None:
+            return None
+        found[g].append(Choice(o, places))
+    return tuple(tuple(choices) for choices in found)
+
+
+def improve(
+    program: PoolProgram, assignment: Assignment, bound_s: float, mip_gap: float, rounds: int = 200
+) -> Assignment:
+    """Local search: take one table off a slowest rank and put it back in the best way.
+
+    Then, with the step as it is, lighter options where they cost nothing. Stops when the step is
+    within ``mip_gap`` of ``bound_s`` or nothing helps.
+    """
+    choices = [list(row) for row in assignment]
+    loads = program.rank_loads(assignment)
+    ranks = Ranks(program, weights(program, loads.mean(axis=0)))
+    ranks.loads = loads
+    for _ in range(rounds):
+        if ranks.step_s <= bound_s * (1 + mip_gap):
+            break
+        if not any(
+            _reinsert(ranks, choices, g, t) for g, t in _on_slowest_ranks(program, ranks, choices)
+        ):
+            break
+    for g, row in enumerate(choices):
+        for t in range(len(row) if len(row) == 1 else 0):
+            _reinsert(ranks, choices, g, t)
+    return tuple(tuple(row) for row in choices)
+
+
+def _reinsert(ranks: Ranks, choices: list[list[Choice]], g: int, t: int) -> bool:
+    """Give table t of class g its best option and places; whether the score fell."""
+    program, old = ranks.program, choices[g][t]
+    score, kept = ranks.score, ranks.loads.copy()
+    ranks.take(program.loads[g][old.option], old.places)
+    bare = ranks.loads.copy()
+    best, best_loads = old, kept
+    for o, option in enumerate(program.loads[g]):
+        ranks.loads = bare.copy()
+        places = ranks.put(option, len(program.classes[g].options[o].pieces))
+        if places is None:
+            continue
+        new = ranks.score
+        shorter = new[0] < score[0] * (1 - TIE)
+        lighter = new[0] <= score[0] * (1 + TIE) and new[1] < score[1] * (1 - 1e-6)
+        if shorter or lighter:
+            score, best, best_loads = new, Choice(o, places), ranks.loads
+    ranks.loads = best_loads
+    choices[g][t] = best
+    return best is not old
+
+
+def _on_slowest_ranks(
+    program: PoolProgram, ranks: Ranks, choices: list[list[Choice]]
+) -> list[tuple[int, int]]:
+    """Tables with a piece on a rank that holds up the step; one of each class and option."""
+    slowest = ranks.loads.max(axis=0)
+    sensitive = np.flatnonzero(program.times.sensitivity(slowest) > 0)
+    holding = {int(rank) for rank in ranks.loads[:, sensitive].argmax(axis=0)}
+    found: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
+    for g, row in enumerate(choices):
+        for t, choice in enumerate(row):
+            touched: set[int] = set()
+            for shard in program.loads[g][choice.option].shards:
+                for piece in shard.pieces:
+                    landing = program.landing(shard.scope, choice.places[piece])
+                    touched |= holding & set(range(landing.start, landing.stop))
+            if touched:
+                found.setdefault((g, choice.option, tuple(sorted(touched))), (g, t))
+    return list(found.values())

@@ -1,0 +1,376 @@
+"""Which nodes work, how the batch is split, under which policy: branch and bound with a gap.
+
+A *crew* is a number of working nodes for each pool. Its splits form a box of local batches; every
+duration is nondecreasing in the local batch, so the largest of the pools' bounds at the box's low
+corner holds for the whole box. A box is examined at a balanced split s of it; let p be the pool
+with the largest bound there. Splits with b_p >= s_p take at least that bound, so what may be better
+has b_p < s_p: the box is cut there. Boxes are taken in the order of their bounds, until the best
+bound left is within the gap of the best plan.
+
+A pool alone is bounded and solved by ``planner.ilp``; plans are scored by ``planner.evaluate``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+
+from planner.assemble import assemble, freshest
+from planner.evaluate import MS, Evaluation, evaluate
+from planner.ilp.solve import SolverOptions
+from planner.infeasible import no_crew, unreachable_batch
+from planner.specs.cluster import ClusterSpec
+from planner.specs.errors import UsageError
+from planner.specs.load import load_device
+from planner.specs.model import ModelSpec
+from planner.specs.plan import Alternative, Plan, SolverReport
+from planner.splits import Box, SplitSpace
+from planner.study import PoolStudy, Solved
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Limits of a search. ``matched``: all devices of all pools must work."""
+
+    mip_gap: float = 0.01
+    time_limit_s: float = 60.0
+    top_k: int = 5
+    seed: int = 0
+    matched: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("mip_gap", self.mip_gap), ("time_limit_s", self.time_limit_s)):
+            if not value >= 0 or value == float("inf"):
+                raise UsageError(f"{name} is not usable", value=value, fix="give a number >= 0")
+        if self.top_k < 1:
+            raise UsageError("top_k is not usable", value=self.top_k, fix="give 1 or more")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Working pools, each with the nodes it uses."""
+
+    studies: tuple[PoolStudy, ...]
+    space: SplitSpace
+
+    @property
+    def label(self) -> str:
+        return " + ".join(
+            f"{s.pool.name} {s.pool.nodes}x{s.pool.devices_per_node} {s.device.name}"
+            for s in self.studies
+        )
+
+    def bound_s(self, box: Box) -> float:
+        """Lower bound of every split in the box."""
+        corner = [low for low, _ in box]
+        return max(s.bound_s(batch) for s, batch in zip(self.studies, corner, strict=True))
+
+    def dense_s(self, box: Box) -> float:
+        """A cheaper one: without any table."""
+        corner = [low for low, _ in box]
+        return max(s.dense_s(batch) for s, batch in zip(self.studies, corner, strict=True))
+
+    def balanced(self, box: Box) -> tuple[int, ...]:
+        """A split of the box at which the pools' guessed steps are about equal."""
+        low_s, high_s = (
+            0.0,
+            max(s.guess_s(high) for s, (_, high) in zip(self.studies, box, strict=True)),
+        )
+        for _ in range(30):
+            middle_s = (low_s + high_s) / 2
+            batches = [
+                _largest(study.guess_s, middle_s, low, high)
+                for study, (low, high) in zip(self.studies, box, strict=True)
+            ]
+            total = sum(s.ranks * b for s, b in zip(self.studies, batches, strict=True))
+            if total < self.space.global_batch:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        found = self.space.nearest(box, batches)
+        assert found is not None, "boxes are tightened: they hold a split"
+        return found
+
+
+def _largest(guess_s: Callable[[float], float], limit_s: float, low: float, high: float) -> float:
+    """The largest batch in [low, high] whose guessed step is within the limit."""
+    if guess_s(high) <= limit_s:
+        return high
+    for _ in range(25):
+        middle = (low + high) / 2
+        low, high = (middle, high) if guess_s(middle) <= limit_s else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A solved split of a crew."""
+
+    crew: Crew
+    split: tuple[int, ...]
+    solved: tuple[Solved, ...]
+    evaluation: Evaluation
+
+    @property
+    def step_s(self) -> float:
+        return self.evaluation.step_s
+
+
+@dataclass
+class Search:
+    """State of one branch and bound."""
+
+    cluster: ClusterSpec
+    model: ModelSpec
+    """With the job's global batch."""
+    options: SearchOptions
+    deadline: float
+    scored: dict[tuple[str, tuple[int, ...]], Scored] = field(default_factory=dict)
+    best: Scored | None = None
+    closed_s: float = float("inf")
+    """Smallest bound of the boxes that cannot be cut any further."""
+    crew_bounds: dict[str, tuple[Crew, float]] = field(default_factory=dict)
+    """By label: each crew, and the smallest bound of its boxes that were given up."""
+    boxes_pruned: int = 0
+    studies: dict[tuple[str, int, int], PoolStudy] = field(default_factory=dict)
+
+    @property
+    def solver_options(self) -> SolverOptions:
+        left_s = self.deadline - time.monotonic()
+        return SolverOptions(
+            mip_gap=self.options.mip_gap / 2,
+            time_limit_s=max(left_s, 1.0),
+            seed=self.options.seed,
+        )
+
+    def study(self, pool: str, nodes: int, pools_in_job: int) -> PoolStudy:
+        """The study of a pool with so many of its nodes."""
+        key = (pool, nodes, pools_in_job)
+        if key not in self.studies:
+            spec = self.cluster.pool(pool)
+            self.studies[key] = PoolStudy(
+                pool=spec.model_copy(update={"nodes": nodes}),
+                device=load_device(spec.device),
+                model=self.model,
+                bridge=self.cluster.bridge,
+                pools_in_job=pools_in_job,
+                interval_steps=self.model.max_exchange_interval_steps if pools_in_job > 1 else 1,
+                options=self.solver_options,
+            )
+        return self.studies[key]
+
+    def crews(self) -> Iterator[Crew]:
+        """All crews that reach the batch, the whole cluster first."""
+        choices = [
+            [pool.nodes] if self.options.matched else range(pool.nodes, -1, -1)
+            for pool in self.cluster.pools
+        ]
+        for nodes in product(*choices):
+            working = [
+                (pool.name, count)
+                for pool, count in zip(self.cluster.pools, nodes, strict=True)
+                if count
+            ]
+            if not working:
+                continue
+            studies = tuple(self.study(name, count, len(working)) for name, count in working)
+            space = SplitSpace(tuple(s.ranks for s in studies), self.model.global_batch)
+            if space.root is not None:
+                yield Crew(studies, space)
+
+    def run(self) -> float:
+        """Fill ``best`` and ``scored``; the proven lower bound, seconds."""
+        queue: list[tuple[float, int, bool, Box, Crew]] = []
+        for order, crew in enumerate(self.crews()):
+            root = crew.space.root
+            assert root is not None
+            queue.append((crew.dense_s(root), order, False, root, crew))
+        if not queue:
+            raise unreachable_batch(self.cluster, self.model.global_batch, self.options.matched)
+        heapq.heapify(queue)
+        serial = len(queue)
+        while queue:
+            bound_s, order, relaxed, box, crew = queue[0]
+            if self._good_enough(bound_s) or (self.best and time.monotonic() > self.deadline):
+                break
+            heapq.heappop(queue)
+            if not relaxed:
+                bound_s = max(bound_s, crew.bound_s(box))
+                if bound_s < float("inf"):
+                    heapq.heappush(queue, (bound_s, order, True, box, crew))
+                else:
+                    self.crew_bounds.setdefault(crew.label, (crew, bound_s))
+                continue
+            for child_s, child in self._branch(crew, box, bound_s):
+                serial += 1
+                heapq.heappush(queue, (child_s, serial, False, child, crew))
+        self.boxes_pruned = len(queue)
+        for bound_s, _, _, _, crew in queue:
+            _, lowest_s = self.crew_bounds.get(crew.label, (crew, float("inf")))
+            self.crew_bounds[crew.label] = crew, min(bound_s, lowest_s)
+        left_s = min((bound_s for bound_s, *_ in queue), default=float("inf"))
+        return min(self.closed_s, left_s)
+
+    def _good_enough(self, bound_s: float) -> bool:
+        return self.best is not None and self.best.step_s <= bound_s * (1 + self.options.mip_gap)
+
+    def _branch(self, crew: Crew, box: Box, bound_s: float) -> Iterator[tuple[float, Box]]:
+        """Examine a balanced split of the box, and cut the box there."""
+        split = crew.balanced(box)
+        bounds = [s.bound_s(batch) for s, batch in zip(crew.studies, split, strict=True)]
+        at_split_s = max(bounds)
+        if at_split_s < float("inf") and not self._good_enough(at_split_s):
+            self.score(crew, split)
+            # Solving may have raised the bounds.
+            bounds = [s.bound_s(batch) for s, batch in zip(crew.studies, split, strict=True)]
+            at_split_s = max(bounds)
+        slowest = bounds.index(at_split_s)
+        low, high = box[slowest]
+        upper = crew.space.tighten(_cut(box, slowest, split[slowest], high))
+        lower = crew.space.tighten(_cut(box, slowest, low, split[slowest] - 1))
+        if lower is not None:
+            yield max(bound_s, crew.dense_s(lower)), lower
+        upper_s = max(bound_s, at_split_s)
+        if upper is not None and upper_s < float("inf"):
+            # Its bound cannot be raised by cutting: the slowest pool stands at its low corner.
+            self.closed_s = min(self.closed_s, upper_s)
+
+    def score(self, crew: Crew, split: tuple[int, ...]) -> Scored | None:
+        """Solve every pool at a split and evaluate the job; None if a pool finds no placement."""
+        key = (crew.label, split)
+        if key in self.scored:
+            return self.scored[key]
+        solved = []
+        for study, batch in zip(crew.studies, split, strict=True):
+            study.options = self.solver_options
+            one = study.solve(batch)
+            if one is None:
+                return None
+            solved.append(one)
+        evaluation = evaluate(
+            {one.context.pool.name: one.context for one in solved},
+            {one.context.pool.name: one.placements for one in solved},
+        )
+        scored = self.scored[key] = Scored(crew, split, tuple(solved), evaluation)
+        if self.best is None or scored.step_s < self.best.step_s:
+            self.best = scored
+        return scored
+
+
+def _cut(box: Box, pool: int, low: int, high: int) -> Box:
+    return (*box[:pool], (low, high), *box[pool + 1 :])
+
+
+def with_batch(model: ModelSpec, global_batch: int | None) -> ModelSpec:
+    """The model at the job's global batch.
+
+    Raises:
+        UsageError: the batch is not positive.
+    """
+    if global_batch is None:
+        return model
+    if global_batch < 1:
+        raise UsageError(
+            "the global batch is not positive",
+            field="global_batch",
+            value=global_batch,
+            fix="give 1 or more samples",
+        )
+    return model.model_copy(update={"global_batch": global_batch})
+
+
+def plan_job(
+    cluster: ClusterSpec,
+    model: ModelSpec,
+    global_batch: int | None = None,
+    options: SearchOptions | None = None,
+) -> Plan:
+    """The best plan for a model on a cluster, with a proven bound.
+
+    Args:
+        global_batch: samples per step of the whole job; the model's own when left out.
+
+    Raises:
+        InfeasibleError: no split reaches the batch, or no working pools can hold the model.
+        UsageError: an option out of range.
+    """
+    options = options or SearchOptions()
+    job = with_batch(model, global_batch)
+    search = Search(cluster, job, options, time.monotonic() + options.time_limit_s)
+    bound_s = search.run()
+    if search.best is None:
+        raise no_crew(cluster, job, options.matched)
+    contexts = {one.context.pool.name: one.context for one in search.best.solved}
+    placements = {one.context.pool.name: one.placements for one in search.best.solved}
+    contexts, evaluation = freshest(contexts, placements, search.best.evaluation)
+    bound_s = min(bound_s, evaluation.step_s)
+    proven = evaluation.step_s <= bound_s * (1 + options.mip_gap)
+    report = SolverReport(
+        name=search.solver_options.name,
+        status="optimal" if proven else "feasible",
+        mip_gap=options.mip_gap,
+        time_limit_s=options.time_limit_s,
+        evaluated=sum(study.programs_solved for study in search.studies.values()),
+        pruned=search.boxes_pruned,
+    )
+    return assemble(
+        cluster=cluster,
+        model=model,
+        global_batch=job.global_batch,
+        kind="planned",
+        contexts=contexts,
+        evaluation=evaluation,
+        bound_s=bound_s,
+        report=report,
+        seed=options.seed,
+        considered=tuple(_considered(search)),
+    )
+
+
+def _considered(search: Search) -> Iterator[Alternative]:
+    """The best splits that were solved, then the crews that were given up by their bound."""
+    ranked = sorted(search.scored.values(), key=lambda one: (one.step_s, one.crew.label, one.split))
+    top_k = search.options.top_k
+    for scored in ranked[:top_k]:
+        yield Alternative(
+            description=_describe(scored),
+            pools=tuple(study.pool.name for study in scored.crew.studies),
+            local_batch={
+                study.pool.name: batch
+                for study, batch in zip(scored.crew.studies, scored.split, strict=True)
+            },
+            step_ms=scored.step_s * MS,
+            samples_per_s=search.model.global_batch / scored.step_s,
+            note="chosen" if scored is search.best else "",
+            chosen=scored is search.best,
+        )
+    shown = {scored.crew.label for scored in ranked[:top_k]}
+    rest = sorted(
+        (bound_s, label) for label, (_, bound_s) in search.crew_bounds.items() if label not in shown
+    )
+    for bound_s, label in rest[: max(0, top_k - len(ranked))]:
+        crew, _ = search.crew_bounds[label]
+        fits = bound_s < float("inf")
+        root = crew.space.root or ()
+        yield Alternative(
+            description=label,
+            pools=tuple(study.pool.name for study in crew.studies),
+            local_batch={
+                study.pool.name: low for study, (low, _) in zip(crew.studies, root, strict=True)
+            },
+            step_ms=None,
+            samples_per_s=None,
+            note=f"excluded: at least {bound_s * MS:.4g} ms" if fits else "does not fit",
+        )
+
+
+def _describe(scored: Scored) -> str:
+    policies = [one.context.policy for one in scored.solved]
+    words = ", ".join(
+        f"{policy.compute_precision}{'' if policy.recompute == 'none' else ' recomputed'}"
+        for policy in policies
+    )
+    return f"{scored.crew.label}; {words}"
