@@ -18,8 +18,6 @@ Gradients take the way of the pooled rows back.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from planner.cost.collectives import Fabric, fabric
 from planner.cost.context import PoolContext
 from planner.cost.elementwise import elementwise_seconds
@@ -131,64 +129,105 @@ def _piece(
 ) -> Piece:
     replicated = sharding_type is ShardingType.DATA_PARALLEL
     samples = ctx.local_batch if replicated else ctx.pool_batch
-    split = rows_split(ctx, sharding_type)
+    split, features = rows_split(ctx, sharding_type), len(table.feature_names)
     shard = Shard(
         table_rows=table.num_embeddings,
         table_draws=samples * table.pooling,
         row_share=1.0 / split,
         zipf_exponent=table.zipf_exponent,
-        bags=samples * len(table.feature_names),
+        bags=samples * features,
         columns=columns,
         element_bytes=data_type.bytes,
         state_floats_per_row=ctx.model.optimizer.sparse.state_floats_per_row(columns),
     )
-    device_rates = rates(ctx.device, ctx.compute_share)
+    speed = rates(ctx.device, ctx.compute_share)
     memory = shard_memory_bytes(ctx, table, sharding_type, kernel, data_type, columns, load_factor)
-    owner = RankLoad(
-        lookup_forward_s=forward_seconds(shard, device_rates, kernel, load_factor),
-        hbm_bytes=float(sum(memory.values())),
-        host_bytes=float(shard_host_bytes(ctx, table, sharding_type, kernel, data_type, columns)),
-    )
+    host = shard_host_bytes(ctx, table, sharding_type, kernel, data_type, columns)
+    work = {
+        "lookup_forward_s": forward_seconds(shard, speed, kernel, load_factor),
+        "hbm_bytes": float(sum(memory.values())),
+        "host_bytes": float(host),
+    }
     if replicated:
-        return Piece(Scope.POOL, columns, _data_parallel(ctx, shard, owner))
-    owner = replace(owner, lookup_backward_s=backward_seconds(shard, device_rates, kernel))
-    ids_per_peer = ctx.local_batch * ID_BYTES * (table.pooling + len(table.feature_names)) / split
-    pooled_per_peer = (
-        ctx.local_batch
-        * len(table.feature_names)
-        * columns
-        * ctx.policy.communication_precision.bytes
-    )
+        return Piece(Scope.POOL, columns, RankLoad(**work, **_data_parallel(ctx, shard)))
+    work["lookup_backward_s"] = backward_seconds(shard, speed, kernel)
+    ids_per_peer = ctx.local_batch * ID_BYTES * (table.pooling + features) / split
+    wire_bytes = ctx.policy.communication_precision.bytes
+    pooled_per_peer = ctx.local_batch * features * columns * wire_bytes
     if sharding_type is ShardingType.ROW_WISE:
         load = _row_wise(ctx, ids_per_peer, pooled_per_peer)
-        return Piece(Scope.POOL, columns, owner + load)
-    if split > 1:
-        load, everyone = _node_wise(ctx, split, ids_per_peer, pooled_per_peer)
-        return Piece(Scope.NODE, columns, owner + load, everyone)
-    load, everyone = _rank_wise(ctx, ids_per_peer, pooled_per_peer)
-    scope = Scope.RANK if sharding_type in _RANK_SCOPED else Scope.NODE
-    return Piece(scope, columns, owner + load, everyone)
+        return Piece(Scope.POOL, columns, RankLoad(**work, **load))
+    if sharding_type in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE):
+        load, everyone = _rank_wise(ctx, ids_per_peer, pooled_per_peer)
+        return Piece(Scope.RANK, columns, RankLoad(**work, **load), RankLoad(**everyone))
+    load, everyone = _node_wise(ctx, split, ids_per_peer, pooled_per_peer)
+    return Piece(Scope.NODE, columns, RankLoad(**work, **load), RankLoad(**everyone))
 
 
-_RANK_SCOPED = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
+Load = dict[str, float]
+"""Some components of a ``RankLoad``."""
 
 
-def _data_parallel(ctx: PoolContext, shard: Shard, owner: RankLoad) -> RankLoad:
+def _data_parallel(ctx: PoolContext, shard: Shard) -> Load:
     """Dense gradients: zeroed, scattered into, all-reduced, and applied to the whole table.
 
     The optimizer reads weight, gradient and state and writes weight and state.
     """
     elements = shard.table_rows * shard.columns
-    state = ctx.model.optimizer.sparse.state_floats_per_row(shard.columns) / shard.columns
+    state = shard.state_floats_per_row / shard.columns
     moved = FLOAT_BYTES * elements * (1 + 3 + 2 * state) + 3 * shard.pooled_bytes
     gradient_bytes = elements * FLOAT_BYTES
-    paths = fabric(ctx, "all_reduce")
-    seconds = 0.0 if ctx.ranks == 1 else 2 * paths.scatter_seconds(gradient_bytes)
-    return replace(
-        owner,
-        lookup_backward_s=elementwise_seconds(ctx.device, moved, 2) / ctx.compute_share,
-        table_all_reduce_s=seconds,
+    scatter_s = fabric(ctx, "all_reduce").scatter_seconds(gradient_bytes)
+    return {
+        "lookup_backward_s": elementwise_seconds(ctx.device, moved, 2) / ctx.compute_share,
+        "table_all_reduce_s": 2 * scatter_s,
+    }
+
+
+def _rank_wise(ctx: PoolContext, ids_per_peer: float, pooled_per_peer: float) -> tuple[Load, Load]:
+    """A whole table or column shard on one rank: the owner talks to all, each one to it."""
+    paths = fabric(ctx, "all_to_all")
+    ids_s, pooled_s = paths.spread_seconds(ids_per_peer), paths.spread_seconds(pooled_per_peer)
+    one = _share_of_one_peer(paths)
+    return (
+        _exchange(ctx, (0.0, ids_s), (pooled_s, 0.0)),
+        _exchange(ctx, (ids_s * one, 0.0), (0.0, pooled_s * one)),
     )
+
+
+def _row_wise(ctx: PoolContext, ids_per_peer: float, pooled_per_peer: float) -> Load:
+    """Rows over the whole pool: ids to all, partial sums reduce-scattered over all."""
+    ids_s = fabric(ctx, "all_to_all").spread_seconds(ids_per_peer)
+    total = pooled_per_peer * ctx.ranks
+    scatter_s = fabric(ctx, "reduce_scatter").scatter_seconds(total)
+    gather_s = fabric(ctx, "all_gather").scatter_seconds(total)
+    load = _exchange(ctx, (ids_s, ids_s), (scatter_s, scatter_s))
+    load["gradient_send_s"], load["gradient_receive_s"] = _transfer(ctx, gather_s, gather_s)
+    return load
+
+
+def _node_wise(
+    ctx: PoolContext, split: int, ids_per_peer: float, pooled_per_peer: float
+) -> tuple[Load, Load]:
+    """Rows over one node: reduce-scatter inside it, then each rank's slice to the other nodes."""
+    paths = fabric(ctx, "all_to_all")
+    inside = fabric(ctx, "reduce_scatter", spanning_nodes=False)
+    total = pooled_per_peer * ctx.ranks
+    outside_s = (ctx.ranks - split) * pooled_per_peer / split / paths.nic_bytes_per_s
+    pooled_s = inside.scatter_seconds(total) + outside_s
+    ids_s = paths.spread_seconds(ids_per_peer)
+    # Every rank sends its ids to the whole node and receives one slice from each of its ranks.
+    one = _share_of_one_peer(paths)
+    received_s = paths.spread_seconds(pooled_per_peer) * one
+    return (
+        _exchange(ctx, (0.0, ids_s), (pooled_s, 0.0)),
+        _exchange(ctx, (ids_s * one * split, 0.0), (0.0, received_s)),
+    )
+
+
+def _share_of_one_peer(paths: Fabric) -> float:
+    """One peer's part of an exchange with all, in the mean over where that peer may sit."""
+    return 1.0 / max(paths.ranks - 1, 1)
 
 
 def _transfer(ctx: PoolContext, sent_s: float, received_s: float) -> tuple[float, float]:
@@ -198,66 +237,16 @@ def _transfer(ctx: PoolContext, sent_s: float, received_s: float) -> tuple[float
     return sent_s, received_s
 
 
-def _one_peer_seconds(paths: Fabric, bytes_per_peer: float) -> float:
-    """A rank's mean time on its links to exchange ``bytes_per_peer`` with one other rank.
-
-    The mean over where that rank may sit: in the same node or outside it.
-    """
-    return 0.0 if paths.ranks == 1 else paths.spread_seconds(bytes_per_peer) / (paths.ranks - 1)
-
-
-def _rank_wise(
-    ctx: PoolContext, ids_per_peer: float, pooled_per_peer: float
-) -> tuple[RankLoad, RankLoad]:
-    """A whole table or column shard on one rank: the owner talks to all, each one to it."""
-    paths = fabric(ctx, "all_to_all")
-    ids_s, pooled_s = paths.spread_seconds(ids_per_peer), paths.spread_seconds(pooled_per_peer)
-    one_ids_s = _one_peer_seconds(paths, ids_per_peer)
-    one_pooled_s = _one_peer_seconds(paths, pooled_per_peer)
-    return _exchange(ctx, (0.0, ids_s), (pooled_s, 0.0)), _exchange(
-        ctx, (one_ids_s, 0.0), (0.0, one_pooled_s)
-    )
-
-
-def _row_wise(ctx: PoolContext, ids_per_peer: float, pooled_per_peer: float) -> RankLoad:
-    """Rows over the whole pool: ids to all, partial sums reduce-scattered over all."""
-    ids_s = fabric(ctx, "all_to_all").spread_seconds(ids_per_peer)
-    scatter = fabric(ctx, "reduce_scatter")
-    gather = fabric(ctx, "all_gather")
-    total = pooled_per_peer * ctx.ranks
-    load = _exchange(ctx, (ids_s, ids_s), (scatter.scatter_seconds(total),) * 2)
-    send_s, receive_s = _transfer(ctx, *(gather.scatter_seconds(total),) * 2)
-    return replace(load, gradient_send_s=send_s, gradient_receive_s=receive_s)
-
-
-def _node_wise(
-    ctx: PoolContext, split: int, ids_per_peer: float, pooled_per_peer: float
-) -> tuple[RankLoad, RankLoad]:
-    """Rows over one node: reduce-scatter inside it, then each rank's slice to the other nodes."""
-    paths = fabric(ctx, "all_to_all")
-    inside = fabric(ctx, "reduce_scatter", spanning_nodes=False)
-    total = pooled_per_peer * ctx.ranks
-    outside = (ctx.ranks - split) * pooled_per_peer / split / paths.nic_bytes_per_s
-    pooled_s = inside.scatter_seconds(total) + outside
-    ids_s = paths.spread_seconds(ids_per_peer)
-    # Every rank sends its ids to the whole node and receives one slice from each of its ranks.
-    one_ids_s = split * _one_peer_seconds(paths, ids_per_peer)
-    one_pooled_s = _one_peer_seconds(paths, pooled_per_peer)
-    return _exchange(ctx, (0.0, ids_s), (pooled_s, 0.0)), _exchange(
-        ctx, (one_ids_s, 0.0), (0.0, one_pooled_s)
-    )
-
-
-def _exchange(ctx: PoolContext, ids: tuple[float, float], pooled: tuple[float, float]) -> RankLoad:
+def _exchange(ctx: PoolContext, ids: tuple[float, float], pooled: tuple[float, float]) -> Load:
     """Load from (send, receive) seconds of ids and of pooled rows; gradients go the other way."""
     input_send_s, input_receive_s = _transfer(ctx, *ids)
     output_send_s, output_receive_s = _transfer(ctx, *pooled)
     gradient_send_s, gradient_receive_s = _transfer(ctx, pooled[1], pooled[0])
-    return RankLoad(
-        input_send_s=input_send_s,
-        input_receive_s=input_receive_s,
-        output_send_s=output_send_s,
-        output_receive_s=output_receive_s,
-        gradient_send_s=gradient_send_s,
-        gradient_receive_s=gradient_receive_s,
-    )
+    return {
+        "input_send_s": input_send_s,
+        "input_receive_s": input_receive_s,
+        "output_send_s": output_send_s,
+        "output_receive_s": output_receive_s,
+        "gradient_send_s": gradient_send_s,
+        "gradient_receive_s": gradient_receive_s,
+    }

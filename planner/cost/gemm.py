@@ -12,6 +12,9 @@ is the unique operands of the patch of tiles that run together (near-square, wit
 HBM bandwidth. Form: tile/wave analysis as in Origami and stream-K papers; constants are fitted by
 ``benchmarks/fit_gemm.py``. For every candidate the time is nondecreasing in M, N, K and batch, so
 the minimum is too.
+
+A CPU core has no waves: t = t_launch + FLOP / rate + (A + B + C bytes) / bandwidth. Packing
+the operands does not overlap with the multiplication.
 """
 
 from __future__ import annotations
@@ -132,11 +135,24 @@ def candidate_seconds(machine: Machine, m: Array, n: Array, k: Array, batch: Arr
     return np.asarray(machine.launch_s + waves * tile_s + reduce_s)
 
 
+def core_seconds(machine: Machine, m: Array, n: Array, k: Array, batch: Array) -> Array:
+    """Seconds of every shape on one CPU core; arrays of one shape."""
+    flops = 2 * m * n * k
+    moved_bytes = (m * k + k * n + m * n) * machine.element_bytes
+    return np.asarray(
+        machine.launch_s
+        + batch * (flops / machine.flops_per_s + moved_bytes / machine.hbm_bytes_per_s)
+    )
+
+
 @lru_cache(maxsize=4096)
-def _fastest_seconds(machine: Machine, shapes: tuple[Shape, ...]) -> tuple[float, ...]:
+def _fastest_seconds(
+    machine: Machine, is_core: bool, shapes: tuple[Shape, ...]
+) -> tuple[float, ...]:
     sizes = np.array(shapes, dtype=np.float64)
     columns = (sizes[:, index : index + 1] for index in range(4))
-    return tuple(candidate_seconds(machine, *columns).min(axis=1).tolist())
+    seconds = (core_seconds if is_core else candidate_seconds)(machine, *columns)
+    return tuple(seconds.min(axis=1).tolist())
 
 
 def gemms_seconds(
@@ -149,7 +165,7 @@ def gemms_seconds(
     """
     if not shapes:
         return ()
-    return _fastest_seconds(machine(device, dtype), tuple(shapes))
+    return _fastest_seconds(machine(device, dtype), device.is_cpu, tuple(shapes))
 
 
 def gemm_seconds(

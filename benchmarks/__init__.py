@@ -1,0 +1,1 @@
+"""Measurements and fits behind the numbers in device profiles and docs."""

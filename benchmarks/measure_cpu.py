@@ -1,0 +1,260 @@
+"""Measure one core of this machine for ``cluster_configs/devices/cpu.yaml``; prints profile lines.
+
+    python -m benchmarks.measure_cpu
+
+Everything is CPU time (``thread_time``, ``process_time``) of one-thread torch, the least of several
+repeats, so that other work on the machine disturbs little. Needs the training extra.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.fitting import mean_relative_error, pattern_search
+from planner.cost.gemm import Machine, core_seconds
+from planner.cost.tbe import Rates, Shard, backward_seconds, forward_seconds
+from planner.specs.model import ComputeKernel
+
+Array = NDArray[np.float64]
+GEMM_SHAPES = [
+    (m, n, k)
+    for m in (16, 64, 192, 256)
+    for n, k in ((1024, 1024), (512, 1024), (1024, 367), (512, 13), (16, 256), (1, 512))
+] + [(1024, 1024, 64), (1024, 1024, 256), (512, 1024, 192), (1024, 367, 256)]
+TBE_SHAPES = [  # tables, rows, columns, pooling, batch
+    (26, 10007, 16, 1, 64),
+    (26, 10007, 16, 1, 256),
+    (26, 10007, 16, 1, 1024),
+    (4, 10007, 16, 1, 256),
+    (8, 100_000, 64, 10, 256),
+    (8, 100_000, 64, 10, 1024),
+    (8, 100_000, 128, 1, 1024),
+]
+GLOO_BYTES = (4096, 65536, 1 << 20, 1 << 22)
+GLOO_RANKS = (2, 3, 4)
+
+
+def least_seconds(
+    function: Callable[[], object],
+    repeats: int = 15,
+    inner: int = 4,
+    clock: Callable[[], float] = time.thread_time,
+) -> float:
+    """Least CPU seconds of one call."""
+    function()
+    best = np.inf
+    for _ in range(repeats):
+        start = clock()
+        for _ in range(inner):
+            function()
+        best = min(best, (clock() - start) / inner)
+    return float(best)
+
+
+def measure_gemm(dtype: torch.dtype) -> dict[str, float]:
+    """Constants of the core model."""
+    seconds = []
+    for m, n, k in GEMM_SHAPES:
+        a, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
+        seconds.append(least_seconds(lambda a=a, b=b: nn.functional.linear(a, b)))
+    measured = np.array(seconds)
+    sizes = np.array(GEMM_SHAPES, dtype=np.float64)
+
+    def predict(constants: Array) -> Array:
+        flops_per_s, bytes_per_s, launch_s = constants
+        element = torch.finfo(dtype).bits / 8
+        machine = Machine(1, flops_per_s, bytes_per_s, bytes_per_s, element, launch_s, 0.0, 0.0)
+        return core_seconds(machine, *sizes.T, np.ones(len(sizes)))
+
+    # Weighted by time: a step's time is that of its large products.
+    constants = pattern_search(
+        lambda c: float(np.abs(predict(c) - measured).sum() / measured.sum()),
+        np.array([1.5e11, 2e10, 5e-6]),
+    )
+    names = ("flops_per_s", "bytes_per_s", "launch_s")
+    return {
+        **dict(zip(names, constants.tolist(), strict=True)),
+        "error": float(np.abs(predict(constants) - measured).sum() / measured.sum()),
+    }
+
+
+def measure_elementwise() -> dict[str, float]:
+    """Bytes per second of a large ReLU, seconds of a tiny one and of its autograd operator."""
+    large, tiny = torch.randn(1 << 20), torch.randn(16, requires_grad=True)
+    bandwidth = 2 * large.numel() * 4 / least_seconds(lambda: torch.relu(large))
+
+    def chain(length: int) -> None:
+        value = tiny
+        for _ in range(length):
+            value = torch.relu(value)
+        value.sum().backward()
+
+    small = torch.randn(1 << 17)
+    l2_bandwidth = 2 * small.numel() * 4 / least_seconds(lambda: torch.relu(small), inner=50)
+    pair_s = (least_seconds(lambda: chain(64)) - least_seconds(lambda: chain(32))) / 32
+    with torch.no_grad():
+        kernel_s = least_seconds(lambda: torch.relu(tiny), inner=200)
+    return {
+        "bytes_per_s": bandwidth,
+        "l2_bytes_per_s": l2_bandwidth,
+        "launch_s": kernel_s,
+        "op_s": max(pair_s / 2 - kernel_s, 0),
+    }
+
+
+def measure_tbe(memory_bytes_per_s: float, l2_bytes_per_s: float) -> dict[str, float]:
+    """Constants of the TBE model, uniform ids."""
+    measured = []
+    for tables, rows, columns, pooling, batch in TBE_SHAPES:
+        tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, columns, EmbeddingLocation.HOST, ComputeDevice.CPU)] * tables,
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        )
+        count = tables * batch * pooling
+        ids = torch.randint(0, rows, (count,))
+        offsets = torch.arange(0, count + 1, pooling)
+        gradient = torch.randn(batch, tables * columns)
+        with torch.no_grad():
+            forward = least_seconds(lambda t=tbe, i=ids, o=offsets: t(i, o))
+
+        def both(t=tbe, i=ids, o=offsets, g=gradient) -> None:
+            t(i, o).backward(g)
+
+        measured.append((forward, least_seconds(both) - forward))
+    target = np.array(measured)
+
+    def predict(constants: Array) -> Array:
+        call_s, table_s, read, backward_call_s, sort, update = constants
+        rates = Rates(
+            table_s=table_s,
+            read_bytes_per_s=memory_bytes_per_s * read,
+            update_bytes_per_s=memory_bytes_per_s * update,
+            l2_bytes_per_s=l2_bytes_per_s,
+            cache_bytes=2 * 2**20,
+            access_bytes=64,
+            sort_s_per_id=sort,
+            uvm_bytes_per_s=1.0,
+            cache_lookup_s_per_id=0.0,
+        )
+        rows_out = []
+        for tables, rows, columns, pooling, batch in TBE_SHAPES:
+            shard = Shard(rows, batch * pooling, 1.0, 0.0, batch, columns, 4, 1)
+            kernel = ComputeKernel.FUSED
+            rows_out.append(
+                (
+                    call_s + tables * forward_seconds(shard, rates, kernel),
+                    backward_call_s + tables * backward_seconds(shard, rates, kernel),
+                )
+            )
+        return np.array(rows_out)
+
+    constants = pattern_search(
+        lambda c: float(np.mean(np.abs(np.log(predict(c) / target)))),
+        np.array([1e-4, 3e-6, 0.3, 2e-4, 2e-8, 0.3]),
+    )
+    names = (
+        "call_s",
+        "table_s",
+        "read_efficiency",
+        "backward_call_s",
+        "sort_s_per_id",
+        "update_efficiency",
+    )
+    return {
+        **dict(zip(names, constants.tolist(), strict=True)),
+        "error": mean_relative_error(predict(constants).ravel(), target.ravel()),
+    }
+
+
+def _gloo_worker(rank: int, ranks: int, port: int, results: mp.Queue) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+    )
+    for size in GLOO_BYTES:
+        floats = size // 4 // ranks * ranks
+        buffer, other = torch.ones(floats), torch.empty(floats)
+        operations: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda b=buffer: dist.all_reduce(b),
+            "all_to_all": lambda b=buffer, o=other: dist.all_to_all_single(o, b),
+        }
+        for name, operation in operations.items():
+            seconds = least_seconds(operation, repeats=6, inner=10, clock=time.process_time)
+            if rank == 0:
+                results.put((name, ranks, floats * 4, seconds))
+    dist.destroy_process_group()
+
+
+def measure_gloo() -> dict[str, dict[str, float]]:
+    """CPU seconds per rank of gloo collectives over loopback, all ranks busy."""
+    context = mp.get_context("spawn")
+    rows = []
+    for ranks in GLOO_RANKS:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        results = context.Queue()
+        workers = [
+            context.Process(target=_gloo_worker, args=(rank, ranks, port, results))
+            for rank in range(ranks)
+        ]
+        for worker in workers:
+            worker.start()
+        rows += [results.get(timeout=300) for _ in range(2 * len(GLOO_BYTES))]
+        for worker in workers:
+            worker.join()
+    found = {}
+    for name, halves in (("all_reduce", 2), ("all_to_all", 1)):
+        part = np.array([row[1:] for row in rows if row[0] == name], dtype=np.float64)
+        wire = halves * (part[:, 0] - 1) / part[:, 0] * part[:, 1]
+
+        def predict(c: Array, part: Array = part, wire: Array = wire) -> Array:
+            return c[0] + c[1] * (part[:, 0] - 1) + wire / c[2]
+
+        constants = pattern_search(
+            lambda c, p=predict, t=part[:, 2]: float(np.mean(np.abs(np.log(p(c) / t)))),
+            np.array([5e-5, 5e-5, 1e9]),
+        )
+        found[name] = {
+            "latency_s": float(constants[0]),
+            "per_rank_latency_s": float(constants[1]),
+            "bytes_per_s": float(constants[2]),
+            "error": mean_relative_error(predict(constants), part[:, 2]),
+        }
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"one thread, {os.cpu_count()} cores, torch {torch.__version__}; CPU seconds")
+    gemm = measure_gemm(torch.float32)
+    elementwise = measure_elementwise()
+    sections = {
+        "gemm fp32": gemm,
+        "gemm bf16": measure_gemm(torch.bfloat16),
+        "elementwise": elementwise,
+        "tbe": measure_tbe(elementwise["bytes_per_s"], elementwise["l2_bytes_per_s"]),
+        **{f"gloo {name}": constants for name, constants in measure_gloo().items()},
+    }
+    for name, constants in sections.items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in constants.items()))
+
+
+if __name__ == "__main__":
+    main()
