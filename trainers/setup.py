@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
@@ -67,7 +68,7 @@ def set_up(plan: Plan, rank: RankEnv, seed: int) -> Trainable:
         dense_exchange = DenseExchange(rank.bridge, weight, rank.device)
     sharded = DistributedModelParallel(
         model,
-        env=ShardingEnv.from_process_group(rank.pool_group),
+        env=_sharding_env(rank.pool_group),
         device=rank.device,
         plan=shardings,
         sharders=[
@@ -105,3 +106,14 @@ def use_own_cores(device: torch.device) -> None:
         from os import sched_getaffinity
 
         torch.set_num_threads(len(sched_getaffinity(0)))
+
+
+def _sharding_env(pool_group: dist.ProcessGroup) -> ShardingEnv:
+    """TorchRec's environment of one pool.
+
+    ``ShardingEnv.from_process_group`` also makes a device mesh over the world's *first* ranks,
+    which hangs where pools differ in size; only 2D parallelism and DTensor output use it.
+    """
+    env = ShardingEnv(pool_group.size(), pool_group.rank(), pg=None)
+    env.process_group = pool_group
+    return env
