@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from planner.specs.cluster import ClusterSpec
@@ -23,6 +25,8 @@ OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's minimum is 75 MiB; training data neve
 FIRST_NODE = 10
 """Nodes are 127.0.0.10 and up: Ray replaces 127.0.0.1 by the machine's outside address."""
 CONNECT_TIMEOUT_S = 5.0
+TERMINATED = 143
+"""Exit code after SIGTERM (128 + 15, as the shell counts)."""
 CONNECT_HELP = (
     "check the address (HOST:PORT of the head, 6379 unless ray start was told otherwise), or leave "
     "--address out to run on this machine"
@@ -91,11 +95,11 @@ def ray_session(cluster: ClusterSpec, address: str | None) -> Iterator[None]:
     """
     if address is None:
         check_machine(cluster)
-        with _embedded(cluster) as own_address, _connected(own_address):
+        with _terminable(), _embedded(cluster) as own_address, _connected(own_address):
             yield
     else:
         _check_listening(address)
-        with _connected(address):
+        with _terminable(), _connected(address):
             yield
 
 
@@ -139,6 +143,8 @@ def _connected(address: str) -> Iterator[None]:
             value=address,
             fix=CONNECT_HELP,
         ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _leave)  # ray.init put its own, which aborts, over it
     try:
         yield
     finally:
@@ -216,6 +222,23 @@ def _ray_address_file_kept() -> Iterator[None]:
             file.write_text(before)
         else:
             file.unlink(missing_ok=True)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    sys.exit(TERMINATED)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that no Ray process is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

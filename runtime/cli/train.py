@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,9 +17,6 @@ from runtime.cli.output import working, write_json, write_report
 
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
-
-TERMINATED = 143
-"""Exit code after SIGTERM (128 + 15, as the shell counts)."""
 
 
 def train(
@@ -101,7 +96,7 @@ def train(
 
     In Python: runtime.train.train(task, folder).
     """
-    with _stdout_for_results(), _terminable():
+    with stdout_for_results():
         chosen = _plan_of(plan, cluster, model, global_batch, ignore_fingerprint)
         from runtime.cli.progress import Progress, render_result
         from runtime.train import RunFolder, default_folder
@@ -179,7 +174,7 @@ def _plan_of(
 
 
 @contextmanager
-def _stdout_for_results() -> Iterator[None]:
+def stdout_for_results() -> Iterator[None]:
     """Meanwhile whatever writes to file descriptor 1 (Ray, its children) writes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -190,17 +185,3 @@ def _stdout_for_results() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that no Ray process is left behind."""
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        sys.exit(TERMINATED)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
