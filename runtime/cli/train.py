@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +11,7 @@ import typer
 from planner.specs.errors import UsageError
 from runtime.cli.options import AsJson, GlobalBatch, positive_int
 from runtime.cli.output import working, write_json, write_report
+from runtime.stdout import stdout_for_results
 
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
@@ -171,17 +169,3 @@ def _plan_of(
             load_model(model) if model is not None else saved.model,
         )
     return saved
-
-
-@contextmanager
-def stdout_for_results() -> Iterator[None]:
-    """Meanwhile whatever writes to file descriptor 1 (Ray, its children) writes to stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
