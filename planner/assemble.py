@@ -16,6 +16,7 @@ from planner.fingerprint import (
     provenance_counts,
 )
 from planner.specs.cluster import ClusterSpec
+from planner.specs.errors import UsageError
 from planner.specs.model import ModelSpec
 from planner.specs.plan import (
     Alternative,
@@ -29,6 +30,24 @@ from planner.specs.plan import (
 
 FREE_RISE = 1e-3
 """A shorter exchange interval is taken if it lengthens the step by no more than this share."""
+
+
+def with_batch(model: ModelSpec, global_batch: int | None) -> ModelSpec:
+    """The model at the job's global batch.
+
+    Raises:
+        UsageError: the batch is not positive.
+    """
+    if global_batch is None:
+        return model
+    if global_batch < 1:
+        raise UsageError(
+            "the global batch is not positive",
+            field="global_batch",
+            value=global_batch,
+            fix="give 1 or more samples",
+        )
+    return model.model_copy(update={"global_batch": global_batch})
 
 
 def freshest(

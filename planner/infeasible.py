@@ -185,7 +185,7 @@ def _cures(cluster: ClusterSpec, model: ModelSpec, pool: PoolSpec, matched: bool
             middle = (low + high) // 2
             low, high = (low, middle) if fits(with_nodes(middle), model) else (middle, high)
         yield f"give pool {pool.name} {high} nodes instead of {pool.nodes}"
-    half = model.precision.embeddings + (Dtype.FP16,)
+    half = (*model.precision.embeddings, Dtype.FP16)
     if all(dtype.bytes > 2 for dtype in model.precision.embeddings):
         fields = {**model.precision.model_dump(), "embeddings": half}
         smaller = model.model_copy(update={"precision": Precision.model_validate(fields)})

@@ -2,10 +2,9 @@
 
 A *crew* is a number of working nodes for each pool. Its splits form a box of local batches; every
 duration is nondecreasing in the local batch, so the largest of the pools' bounds at the box's low
-corner holds for the whole box. A box is examined at a balanced split s of it; let p be the pool
-with the largest bound there. Splits with b_p >= s_p take at least that bound, so what may be better
-has b_p < s_p: the box is cut there. Boxes are taken in the order of their bounds, until the best
-bound left is within the gap of the best plan.
+corner holds for the whole box. A box is examined at a balanced split of it, which is solved if
+its bound leaves hope, and cut there. Boxes are taken in the order of their bounds, until the best
+bound left is within the gap of the best plan; one too narrow for the gap to see is not cut.
 
 A pool alone is bounded and solved by ``planner.ilp``; plans are scored by ``planner.evaluate``.
 """
@@ -14,16 +13,18 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from planner.assemble import assemble, freshest
+from planner.assemble import assemble, freshest, with_batch
+from planner.baselines.naive import naive_choice
+from planner.crew import Crew
 from planner.evaluate import MS, Evaluation, evaluate
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import no_crew, unreachable_batch
 from planner.specs.cluster import ClusterSpec
-from planner.specs.errors import UsageError
+from planner.specs.errors import InfeasibleError, UsageError
 from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Alternative, Plan, SolverReport
@@ -47,62 +48,6 @@ class SearchOptions:
                 raise UsageError(f"{name} is not usable", value=value, fix="give a number >= 0")
         if self.top_k < 1:
             raise UsageError("top_k is not usable", value=self.top_k, fix="give 1 or more")
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Working pools, each with the nodes it uses."""
-
-    studies: tuple[PoolStudy, ...]
-    space: SplitSpace
-
-    @property
-    def label(self) -> str:
-        return " + ".join(
-            f"{s.pool.name} {s.pool.nodes}x{s.pool.devices_per_node} {s.device.name}"
-            for s in self.studies
-        )
-
-    def bound_s(self, box: Box) -> float:
-        """Lower bound of every split in the box."""
-        corner = [low for low, _ in box]
-        return max(s.bound_s(batch) for s, batch in zip(self.studies, corner, strict=True))
-
-    def dense_s(self, box: Box) -> float:
-        """A cheaper one: without any table."""
-        corner = [low for low, _ in box]
-        return max(s.dense_s(batch) for s, batch in zip(self.studies, corner, strict=True))
-
-    def balanced(self, box: Box) -> tuple[int, ...]:
-        """A split of the box at which the pools' guessed steps are about equal."""
-        low_s, high_s = (
-            0.0,
-            max(s.guess_s(high) for s, (_, high) in zip(self.studies, box, strict=True)),
-        )
-        for _ in range(30):
-            middle_s = (low_s + high_s) / 2
-            batches = [
-                _largest(study.guess_s, middle_s, low, high)
-                for study, (low, high) in zip(self.studies, box, strict=True)
-            ]
-            total = sum(s.ranks * b for s, b in zip(self.studies, batches, strict=True))
-            if total < self.space.global_batch:
-                low_s = middle_s
-            else:
-                high_s = middle_s
-        found = self.space.nearest(box, batches)
-        assert found is not None, "boxes are tightened: they hold a split"
-        return found
-
-
-def _largest(guess_s: Callable[[float], float], limit_s: float, low: float, high: float) -> float:
-    """The largest batch in [low, high] whose guessed step is within the limit."""
-    if guess_s(high) <= limit_s:
-        return high
-    for _ in range(25):
-        middle = (low + high) / 2
-        low, high = (middle, high) if guess_s(middle) <= limit_s else (low, middle)
-    return low
 
 
 @dataclass(frozen=True)
@@ -181,6 +126,22 @@ class Search:
             if space.root is not None:
                 yield Crew(studies, space)
 
+    def offer_naive(self) -> None:
+        """Take the naive port if the search, which stops within its gap, found nothing better."""
+        try:
+            choice = naive_choice(self.cluster, self.model)
+        except InfeasibleError:
+            return
+        crew = next(self.crews())
+        solved = tuple(
+            Solved(choice.contexts[s.pool.name], choice.placements[s.pool.name])
+            for s in crew.studies
+        )
+        split = tuple(one.context.local_batch for one in solved)
+        if self.best is None or choice.evaluation.step_s < self.best.step_s:
+            self.best = Scored(crew, split, solved, choice.evaluation)
+            self.scored[f"naive port: {crew.label}", split] = self.best
+
     def run(self) -> float:
         """Fill ``best`` and ``scored``; the proven lower bound, seconds."""
         queue: list[tuple[float, int, bool, Box, Crew]] = []
@@ -220,23 +181,21 @@ class Search:
     def _branch(self, crew: Crew, box: Box, bound_s: float) -> Iterator[tuple[float, Box]]:
         """Examine a balanced split of the box, and cut the box there."""
         split = crew.balanced(box)
-        bounds = [s.bound_s(batch) for s, batch in zip(crew.studies, split, strict=True)]
-        at_split_s = max(bounds)
-        if at_split_s < float("inf") and not self._good_enough(at_split_s):
+        point = tuple((batch, batch) for batch in split)
+        if not self._good_enough(crew.bound_s(point)):
             self.score(crew, split)
-            # Solving may have raised the bounds.
-            bounds = [s.bound_s(batch) for s, batch in zip(crew.studies, split, strict=True)]
-            at_split_s = max(bounds)
-        slowest = bounds.index(at_split_s)
-        low, high = box[slowest]
-        upper = crew.space.tighten(_cut(box, slowest, split[slowest], high))
-        lower = crew.space.tighten(_cut(box, slowest, low, split[slowest] - 1))
-        if lower is not None:
-            yield max(bound_s, crew.dense_s(lower)), lower
-        upper_s = max(bound_s, at_split_s)
-        if upper is not None and upper_s < float("inf"):
-            # Its bound cannot be raised by cutting: the slowest pool stands at its low corner.
-            self.closed_s = min(self.closed_s, upper_s)
+        widths = [high / low - 1 for low, high in box]
+        widest = widths.index(max(widths))
+        if widths[widest] <= self.options.mip_gap / 4:
+            # Solving the split has raised the bounds of a box that is nothing but this split.
+            self.closed_s = min(self.closed_s, max(bound_s, crew.bound_s(box)))
+            return
+        low, high = box[widest]
+        middle = min(max(split[widest], low + 1), high)
+        for part in ((low, middle - 1), (middle, high)):
+            child = crew.space.tighten((*box[:widest], part, *box[widest + 1 :]))
+            if child is not None:
+                yield max(bound_s, crew.dense_s(child)), child
 
     def score(self, crew: Crew, split: tuple[int, ...]) -> Scored | None:
         """Solve every pool at a split and evaluate the job; None if a pool finds no placement."""
@@ -244,9 +203,10 @@ class Search:
         if key in self.scored:
             return self.scored[key]
         solved = []
+        waits = crew.waits(split)
         for study, batch in zip(crew.studies, split, strict=True):
             study.options = self.solver_options
-            one = study.solve(batch)
+            one = study.solve(batch, waits)
             if one is None:
                 return None
             solved.append(one)
@@ -258,28 +218,6 @@ class Search:
         if self.best is None or scored.step_s < self.best.step_s:
             self.best = scored
         return scored
-
-
-def _cut(box: Box, pool: int, low: int, high: int) -> Box:
-    return (*box[:pool], (low, high), *box[pool + 1 :])
-
-
-def with_batch(model: ModelSpec, global_batch: int | None) -> ModelSpec:
-    """The model at the job's global batch.
-
-    Raises:
-        UsageError: the batch is not positive.
-    """
-    if global_batch is None:
-        return model
-    if global_batch < 1:
-        raise UsageError(
-            "the global batch is not positive",
-            field="global_batch",
-            value=global_batch,
-            fix="give 1 or more samples",
-        )
-    return model.model_copy(update={"global_batch": global_batch})
 
 
 def plan_job(
@@ -301,6 +239,7 @@ def plan_job(
     job = with_batch(model, global_batch)
     search = Search(cluster, job, options, time.monotonic() + options.time_limit_s)
     bound_s = search.run()
+    search.offer_naive()
     if search.best is None:
         raise no_crew(cluster, job, options.matched)
     contexts = {one.context.pool.name: one.context for one in search.best.solved}

@@ -12,11 +12,12 @@ import numpy as np
 
 from planner.cost.context import PoolContext
 from planner.cost.graph import pool_step_graph
+from planner.cost.step import EXCHANGE_PREFIX, StepGraph
 from planner.evaluate import placement_of
 from planner.ilp.bounds import lean, relax, without_hopeless
-from planner.ilp.options import pool_program
+from planner.ilp.options import pool_program, table_classes
 from planner.ilp.pool import PoolSolution, solve_pool
-from planner.ilp.program import PoolProgram
+from planner.ilp.program import PoolProgram, TableClass
 from planner.ilp.solve import SolverOptions
 from planner.specs.cluster import BridgeSpec, PoolSpec
 from planner.specs.device import DeviceProfile
@@ -51,12 +52,18 @@ def narrowest(dtypes: tuple[Dtype, ...]) -> Dtype:
     return min(dtypes, key=lambda dtype: dtype.bytes)
 
 
+Waits = tuple[tuple[str, float], ...]
+"""Operations on the bridge, and when the other pools reach them at the earliest, seconds."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A policy, and a lower bound of the pool's step under it."""
 
     policy: MemoryPolicy
     bound_s: float
+    roomy: bool = False
+    """The bound holds whatever the memory."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,6 @@ class Solved:
 
     context: PoolContext
     placements: dict[str, Placement]
-    step_s: float
 
 
 @dataclass
@@ -81,9 +87,14 @@ class PoolStudy:
     interval_steps: int
     options: SolverOptions
     programs_solved: int = 0
-    _graphs: dict[tuple[int, MemoryPolicy], float] = field(default_factory=dict)
-    _candidates: dict[int, list[Candidate]] = field(default_factory=dict)
-    _solved: dict[int, Solved | None] = field(default_factory=dict)
+    _graphs: dict[tuple[int, MemoryPolicy], StepGraph] = field(default_factory=dict)
+    _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
+        default_factory=dict
+    )
+    _classes: dict[tuple[int, bool], tuple[TableClass, ...]] = field(default_factory=dict)
+    _candidates: dict[tuple[int, Waits], list[Candidate]] = field(default_factory=dict)
+    _solved: dict[tuple[int, Waits], Solved | None] = field(default_factory=dict)
+    _tables_s: dict[int, float] = field(default_factory=dict)
     _grid: tuple[list[float], list[float]] | None = None
 
     @property
@@ -115,114 +126,180 @@ class PoolStudy:
             embedding_interval_steps=self.interval_steps,
         )
 
-    def program(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram:
-        return pool_program(self.context(batch, policy), spill)
+    def program(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram | None:
+        """Options that matter; None if some table has none that fits."""
+        key = (batch, policy, spill)
+        if key not in self._programs:
+            ctx = self.context(batch, policy)
+            if (batch, spill) not in self._classes:
+                self._classes[batch, spill] = table_classes(ctx, spill)
+            whole = without_hopeless(pool_program(ctx, spill, self._classes[batch, spill]))
+            self._programs[key] = whole if whole is None or spill else lean(whole)
+        return self._programs[key]
 
-    def dense_s(self, batch: int) -> float:
-        """Lower bound: the step if tables cost nothing, under the fastest policy."""
-        return min(self._dense_s(batch, policy) for policy in self.policies)
-
-    def _dense_s(self, batch: int, policy: MemoryPolicy) -> float:
+    def graph(self, batch: int, policy: MemoryPolicy) -> StepGraph:
+        """The step graph, whatever the placements."""
         key = (batch, policy)
         if key not in self._graphs:
-            self._graphs[key] = pool_step_graph(self.context(batch, policy)).step_s({})
+            self._graphs[key] = pool_step_graph(self.context(batch, policy))
         return self._graphs[key]
 
-    def bound_s(self, batch: int) -> float:
-        """Lower bound at this and every larger local batch; infinite if nothing fits."""
-        return min(candidate.bound_s for candidate in self.candidates(batch))
+    def dense_s(self, batch: int, waits: Waits = ()) -> float:
+        """Lower bound: the step if tables cost nothing, under the fastest policy."""
+        return min(self._dense_s(batch, policy, waits) for policy in self.policies)
 
-    def candidates(self, batch: int) -> list[Candidate]:
+    def _dense_s(self, batch: int, policy: MemoryPolicy, waits: Waits) -> float:
+        spans = self.graph(batch, policy).schedule({}, dict(waits))
+        return max(span.end_s for span in spans.values())
+
+    def bridge_starts(self, batch: int) -> dict[str, float]:
+        """Earliest start of each operation on the bridge, whatever policy and placements."""
+        starts: dict[str, float] = {}
+        for policy in self.policies:
+            for name, span in self.graph(batch, policy).schedule({}).items():
+                if name.startswith(EXCHANGE_PREFIX):
+                    starts[name] = min(span.start_s, starts.get(name, span.start_s))
+        return starts
+
+    def bound_s(self, batch: int, waits: Waits = ()) -> float:
+        """Lower bound at this and every larger local batch; infinite if nothing fits."""
+        return self.candidates(batch, waits)[0].bound_s
+
+    def candidates(self, batch: int, waits: Waits = ()) -> list[Candidate]:
         """Policies by ascending lower bound.
 
         Recomputing activations takes time and saves memory, so it is a candidate of its own only
         where the tables do not fit beside the activations.
+
+        Args:
+            waits: operations on the bridge, and until when other pools delay them at least.
         """
-        if batch not in self._candidates:
+        key = (batch, waits)
+        if key not in self._candidates:
             found: list[Candidate] = []
             best = float("inf")
-            for policy in sorted(self.policies, key=lambda p: self._dense_s(batch, p)):
-                dense_s = self._dense_s(batch, policy)
-                if dense_s >= best:
-                    found.append(Candidate(policy, dense_s))
+            for policy in sorted(self.policies, key=lambda p: self._dense_s(batch, p, waits)):
+                known_s = self._dense_s(batch, policy, waits)
+                for other in found:
+                    if other.roomy and self._never_faster(batch, policy, other.policy):
+                        known_s = max(known_s, other.bound_s)
+                if known_s >= best:
+                    found.append(Candidate(policy, known_s, roomy=True))
                     continue
-                bounds = self._bounds(batch, policy)
+                bounds = self._bounds(batch, policy, waits)
                 found += bounds
                 best = min(best, *(candidate.bound_s for candidate in bounds))
-            self._candidates[batch] = sorted(found, key=lambda candidate: candidate.bound_s)
-        return self._candidates[batch]
+            self._candidates[key] = sorted(found, key=lambda candidate: candidate.bound_s)
+            if np.isfinite(best):
+                self._tables_s[batch] = max(best - self.dense_s(batch, waits), 0.0)
+        return self._candidates[key]
 
-    def _bounds(self, batch: int, policy: MemoryPolicy) -> list[Candidate]:
+    def _never_faster(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
+        """Whether no operation is faster under ``policy`` than under ``other``.
+
+        Then neither is the step, where memory is no obstacle: the loads are the same.
+        """
+        if policy.recompute != "none" or other.recompute != "none":
+            return False
+        pairs = zip(
+            self.graph(batch, policy).operations,
+            self.graph(batch, other).operations,
+            strict=True,
+        )
+        return all(mine.seconds >= theirs.seconds for mine, theirs in pairs)
+
+    def _bounds(self, batch: int, policy: MemoryPolicy, waits: Waits) -> list[Candidate]:
         again = policy.model_copy(update={"recompute": "full"})
-        roomy = without_hopeless(self.program(batch, policy, spill=False))
-        ignoring_s = self._dense_s(batch, policy)
+        roomy = self.program(batch, policy, spill=False)
+        ignoring_s = self._dense_s(batch, policy, waits)
         if roomy is not None:
-            relaxed = relax(lean(roomy), memory=False, seed=self.options.seed)
-            ignoring_s = relaxed.step_s
+            relaxed = relax(roomy.waiting(dict(waits)), memory=False, seed=self.options.seed)
+            ignoring_s = max(ignoring_s, relaxed.step_s)
             if relaxed.fits:
-                return [Candidate(policy, relaxed.step_s), Candidate(again, relaxed.step_s)]
+                return [Candidate(policy, ignoring_s, roomy=True), Candidate(again, ignoring_s)]
         found = []
         for choice in (policy, again):
-            usable = without_hopeless(self.program(batch, choice, spill=True))
+            usable = self.program(batch, choice, spill=True)
             bound_s = float("inf")
             if usable is not None:
-                bound_s = relax(usable, memory=True, seed=self.options.seed).step_s
-                bound_s = max(bound_s, ignoring_s if roomy is not None else 0.0)
+                relaxed = relax(usable.waiting(dict(waits)), memory=True, seed=self.options.seed)
+                bound_s = max(relaxed.step_s, ignoring_s)
             found.append(Candidate(choice, bound_s))
         return found
 
     def guess_s(self, batch: float) -> float:
-        """Rough step for balancing: sampled dense time plus tables in proportion to the batch."""
+        """Rough time until the pool waits only for the bridge; for balancing, not a bound.
+
+        Sampled time of the step without tables, bridge and host, plus tables in proportion to
+        the batch.
+        """
         if self._grid is None:
             most = max(self.model.global_batch // self.ranks, 1)
             batches = sorted({max(1, round(b)) for b in np.geomspace(1, most, GRID_POINTS)})
-            self._grid = [float(b) for b in batches], [self.dense_s(b) for b in batches]
-        dense = float(np.interp(batch, *self._grid))
-        known = [b for b, found in self._candidates.items() if np.isfinite(found[0].bound_s)]
-        if not known:
-            return dense
-        nearest = min(known, key=lambda b: (abs(b - batch), b))
-        tables_s = self._candidates[nearest][0].bound_s - self.dense_s(nearest)
-        return dense + max(tables_s, 0.0) * batch / nearest
+            self._grid = [float(b) for b in batches], [self._computing_s(b) for b in batches]
+        seconds = float(np.interp(batch, *self._grid))
+        if self._tables_s:
+            nearest = min(self._tables_s, key=lambda b: (abs(b - batch), b))
+            seconds += self._tables_s[nearest] * batch / nearest
+        return seconds
 
-    def solve(self, batch: int) -> Solved | None:
-        """The best placements over all policies; None if none was found."""
-        if batch not in self._solved:
-            self._solved[batch] = self._solve(batch)
-        return self._solved[batch]
+    def _computing_s(self, batch: int) -> float:
+        return min(
+            StepGraph(
+                tuple(
+                    replace(operation, seconds=0.0)
+                    if operation.stream in ("bridge", "host")
+                    else operation
+                    for operation in self.graph(batch, policy).operations
+                )
+            ).step_s({})
+            for policy in self.policies
+        )
 
-    def _solve(self, batch: int) -> Solved | None:
+    def solve(self, batch: int, waits: Waits = ()) -> Solved | None:
+        """The best placements over all policies; None if none was found.
+
+        Raises the bounds of the policies that it solves.
+        """
+        key = (batch, waits)
+        if key not in self._solved:
+            self._solved[key] = self._solve(batch, waits)
+        return self._solved[key]
+
+    def _solve(self, batch: int, waits: Waits) -> Solved | None:
         best: tuple[float, MemoryPolicy, PoolSolution] | None = None
-        refined = list(self.candidates(batch))
+        refined = list(self.candidates(batch, waits))
         for index, candidate in enumerate(refined):
             policy, bound_s = candidate.policy, candidate.bound_s
             if not np.isfinite(bound_s):
                 continue
             if best is not None and best[0] <= bound_s * (1 + self.options.mip_gap):
                 break
-            solution = self._placements(batch, policy)
+            solution = self._placements(batch, policy, waits)
             refined[index] = replace(candidate, bound_s=max(bound_s, solution.bound_s))
             if solution.assignment is not None and (best is None or solution.step_s < best[0]):
                 best = solution.step_s, policy, solution
-        self._candidates[batch] = sorted(refined, key=lambda candidate: candidate.bound_s)
+        key = (batch, waits)
+        self._candidates[key] = sorted(refined, key=lambda candidate: candidate.bound_s)
         if best is None:
             return None
         return self._as_solved(batch, best[1], best[2])
 
     def solve_under(self, batch: int, policy: MemoryPolicy) -> Solved | None:
         """The best placements under one policy; None if none was found."""
-        solution = self._placements(batch, policy)
+        solution = self._placements(batch, policy, ())
         if solution.assignment is None:
             return None
         return self._as_solved(batch, policy, solution)
 
-    def _placements(self, batch: int, policy: MemoryPolicy) -> PoolSolution:
+    def _placements(self, batch: int, policy: MemoryPolicy, waits: Waits) -> PoolSolution:
         self.programs_solved += 1
-        return solve_pool(
-            self.program(batch, policy, spill=False),
-            self.options,
-            wider=lambda: self.program(batch, policy, spill=True),
-        )
+
+        def waiting(spill: bool) -> PoolProgram | None:
+            program = self.program(batch, policy, spill)
+            return None if program is None else program.waiting(dict(waits))
+
+        return solve_pool(waiting(False), self.options, wider=lambda: waiting(True))
 
     def _as_solved(self, batch: int, policy: MemoryPolicy, solution: PoolSolution) -> Solved:
         assert solution.program is not None and solution.assignment is not None
@@ -233,4 +310,4 @@ class PoolStudy:
             for table, choice in zip(group.tables, row, strict=True)
         }
         placements = {table.name: by_name[table.name] for table in self.model.all_tables}
-        return Solved(context, placements, solution.step_s)
+        return Solved(context, placements)

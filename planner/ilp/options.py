@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner.cost.context import PoolContext
@@ -169,8 +169,18 @@ def equal_tables(model: ModelSpec) -> list[tuple[Table, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def table_classes(ctx: PoolContext, spill: bool) -> tuple[TableClass, ...]:
+def _any_way(table: Table, way: Way) -> bool:
+    return True
+
+
+def table_classes(
+    ctx: PoolContext, spill: bool, keep: Callable[[Table, Way], bool] = _any_way
+) -> tuple[TableClass, ...]:
     """Equal tables with their options; costs are computed once per class.
+
+    Args:
+        spill: also options that keep rows in host memory.
+        keep: which options to consider.
 
     Raises:
         InfeasibleError: a table's constraints leave no option in this pool.
@@ -185,12 +195,11 @@ def table_classes(ctx: PoolContext, spill: bool) -> tuple[TableClass, ...]:
         )
     classes = []
     for group in equal_tables(ctx.model):
-        options = tuple(placement_option(ctx, group[0], way) for way in ways(ctx, group[0], spill))
+        chosen = [way for way in ways(ctx, group[0], spill) if keep(group[0], way)]
         # Constraints may insist on kernels that only the wider space has.
-        if not options and not spill:
-            options = tuple(
-                placement_option(ctx, group[0], way) for way in ways(ctx, group[0], True)
-            )
+        if not chosen and not spill:
+            chosen = [way for way in ways(ctx, group[0], True) if keep(group[0], way)]
+        options = tuple(placement_option(ctx, group[0], way) for way in chosen)
         if not options:
             raise InfeasibleError(
                 f"table {group[0].name}: its constraints leave no way to place it in pool "
@@ -203,19 +212,23 @@ def table_classes(ctx: PoolContext, spill: bool) -> tuple[TableClass, ...]:
     return tuple(classes)
 
 
-def pool_program(ctx: PoolContext, spill: bool) -> PoolProgram:
+def pool_program(
+    ctx: PoolContext, spill: bool, classes: tuple[TableClass, ...] | None = None
+) -> PoolProgram:
     """The placement program of a pool under a local batch and a policy.
 
     Args:
         spill: also consider keeping rows in host memory. Such options take more time and less
             device memory than their counterparts, so they matter only when memory is short.
+        classes: from ``table_classes`` of a context that differs in compute precision and
+            recompute alone: tables do not see those.
     """
     base = sum(base_memory_bytes(ctx).values())
     return PoolProgram(
         graph=pool_step_graph(ctx),
         nodes=ctx.pool.nodes,
         devices_per_node=ctx.pool.devices_per_node,
-        classes=table_classes(ctx, spill),
+        classes=table_classes(ctx, spill) if classes is None else classes,
         hbm_room_bytes=float(ctx.hbm_capacity_bytes - base),
         host_room_bytes=float(0 if ctx.device.is_cpu else ctx.host_capacity_bytes),
     )

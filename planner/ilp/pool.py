@@ -50,9 +50,9 @@ INFEASIBLE = PoolSolution(None, None, float("inf"), float("inf"), "infeasible")
 
 
 def solve_pool(
-    program: PoolProgram,
+    program: PoolProgram | None,
     options: SolverOptions,
-    wider: Callable[[], PoolProgram] | None = None,
+    wider: Callable[[], PoolProgram | None] | None = None,
 ) -> PoolSolution:
     """The shortest step of one pool, with a proven bound.
 
@@ -62,16 +62,19 @@ def solve_pool(
     4. If that leaves a gap too and the pool is small, the exact formulation.
 
     Args:
+        program: None if some table has no option that fits.
         wider: the program with options that take more time and less memory than those of
             ``program``; asked for only when step 2 does not do.
     """
     bound_s, best = 0.0, None
-    usable = without_hopeless(program)
+    usable = None if program is None else without_hopeless(program)
     if usable is not None:
         best, bound_s = _bound_and_round(lean(usable), False, 0.0, options)
         if best is not None and best.step_s <= bound_s * (1 + options.mip_gap):
             return _finished(best, bound_s, options)
-    usable = without_hopeless(wider()) if wider is not None else usable
+    if wider is not None:
+        widest = wider()
+        usable = None if widest is None else without_hopeless(widest)
     if usable is None:
         return INFEASIBLE
     again, bound_s = _bound_and_round(usable, True, bound_s, options)

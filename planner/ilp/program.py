@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,11 +142,17 @@ class PoolProgram:
 
     def with_room(self, share: float) -> PoolProgram:
         """The same program with only a share of the room."""
-        program = replace(
-            self,
+        return self._changed(
             hbm_room_bytes=self.hbm_room_bytes * share,
             host_room_bytes=self.host_room_bytes * share,
         )
+
+    def waiting(self, not_before: Mapping[str, float]) -> PoolProgram:
+        """The same program, some operations of which wait for other pools."""
+        return self._changed(not_before=not_before) if not_before else self
+
+    def _changed(self, **changes: Any) -> PoolProgram:
+        program = replace(self, **changes)
         program.__dict__["loads"] = self.loads
         return program
 

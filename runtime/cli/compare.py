@@ -41,11 +41,12 @@ def compare(
 
     In Python: planner.compare.compare(cluster, model), runtime.measure.measure(plans).
     """
-    from planner.compare import compare as compare_plans
-    from planner.search import SearchOptions
     from planner.specs.load import load_cluster, load_model
 
     cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+    from planner.compare import compare as compare_plans
+    from planner.search import SearchOptions
+
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit)
     with working(f"planning {model_spec.name} on {cluster_spec.name}"):
         comparison = compare_plans(cluster_spec, model_spec, global_batch, options)

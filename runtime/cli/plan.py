@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,10 @@ from runtime.cli.options import (
     output_file,
 )
 from runtime.cli.output import working, write_json, write_report
+
+
+if TYPE_CHECKING:
+    from planner.specs.plan import Plan
 
 
 def plan(
@@ -41,11 +45,12 @@ def plan(
 
     In Python: planner.search.plan_job(cluster, model), planner.specs.plan.save_plan(plan, path).
     """
-    from planner.search import SearchOptions, plan_job
     from planner.specs.load import load_cluster, load_model
     from planner.specs.plan import plan_json, save_plan
 
     cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+    from planner.search import SearchOptions, plan_job
+
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit, top_k=top_k)
     with working(f"planning {model_spec.name} on {cluster_spec.name}"):
         result = plan_job(cluster_spec, model_spec, global_batch, options)
@@ -54,9 +59,7 @@ def plan(
     if as_json:
         write_json(plan_json(result))
     else:
-        from planner.report.plan import render_plan
-
-        write_report(lambda console: render_plan(result, console, saved_to=out))
+        _report(result, saved_to=out)
 
 
 def show(
@@ -73,6 +76,20 @@ def show(
     if as_json:
         write_json(plan_json(saved))
     else:
-        from planner.report.plan import render_plan
+        _report(saved)
 
-        write_report(lambda console: render_plan(saved, console))
+
+def _report(shown: Plan, saved_to: Path | None = None) -> None:
+    """Print a plan beside the naive port of the same job."""
+    from planner.baselines.naive import naive_port
+    from planner.report.plan import render_plan
+    from planner.specs.errors import InfeasibleError
+
+    naive, why_no_naive = None, ""
+    try:
+        naive = naive_port(shown.cluster, shown.model, shown.global_batch)
+    except InfeasibleError as error:
+        why_no_naive = error.problem
+    write_report(
+        lambda console: render_plan(shown, console, naive, why_no_naive, saved_to=saved_to)
+    )
