@@ -37,6 +37,7 @@ GEMM_SHAPES = [
     for m in (16, 64, 192, 256)
     for n, k in ((1024, 1024), (512, 1024), (1024, 367), (512, 13), (16, 256), (1, 512))
 ] + [(1024, 1024, 64), (1024, 1024, 256), (512, 1024, 192), (1024, 367, 256)]
+LARGE_FLOPS = 1e7
 TBE_SHAPES = [  # tables, rows, columns, pooling, batch
     (26, 10007, 16, 1, 64),
     (26, 10007, 16, 1, 256),
@@ -82,15 +83,17 @@ def measure_gemm(dtype: torch.dtype) -> dict[str, float]:
         machine = Machine(1, flops_per_s, bytes_per_s, bytes_per_s, element, launch_s, 0.0, 0.0)
         return core_seconds(machine, *sizes.T, np.ones(len(sizes)))
 
-    # Weighted by time: a step's time is that of its large products.
-    constants = pattern_search(
-        lambda c: float(np.abs(predict(c) - measured).sum() / measured.sum()),
-        np.array([1.5e11, 2e10, 5e-6]),
-    )
+    # Small products are launches and caches; a step's time is in the large ones.
+    large = 2 * sizes.prod(axis=1) >= LARGE_FLOPS
+
+    def error(constants: Array) -> float:
+        return mean_relative_error(predict(constants)[large], measured[large])
+
+    constants = pattern_search(error, np.array([1.5e11, 2e10, 2e-6]))
     names = ("flops_per_s", "bytes_per_s", "launch_s")
     return {
         **dict(zip(names, constants.tolist(), strict=True)),
-        "error": float(np.abs(predict(constants) - measured).sum() / measured.sum()),
+        "error": error(constants),
     }
 
 

@@ -36,7 +36,8 @@ def host_seconds(ctx: PoolContext) -> float:
     """Framework time of one step on the host."""
     framework = ctx.device.framework
     blocks = dense_network(ctx.model).blocks
-    count = operators(blocks) + LOSS_KERNELS + OPTIMIZER_KERNELS + EMBEDDING_OPERATORS
+    optimizer = OPTIMIZER_KERNELS[ctx.model.optimizer.dense.name]
+    count = operators(blocks) + LOSS_KERNELS + optimizer + EMBEDDING_OPERATORS
     return (framework.step_s.value + count * framework.op_s.value) / ctx.compute_share
 
 
