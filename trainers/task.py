@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.specs.errors import UsageError
 from planner.specs.plan import Plan
@@ -28,12 +29,16 @@ class DataSpec:
 def parse_data(text: str) -> DataSpec:
     """``synthetic`` or ``criteo:PATH[,PATH...]``.
 
+    Paths are made absolute here, on the driver: Ray's workers run in another folder.
+
     Raises:
         UsageError: anything else.
     """
     if text == SYNTHETIC:
         return DataSpec()
-    paths = tuple(path for path in text.removeprefix(CRITEO).split(",") if path)
+    paths = tuple(
+        str(Path(path).absolute()) for path in text.removeprefix(CRITEO).split(",") if path
+    )
     if not text.startswith(CRITEO) or not paths:
         raise UsageError(
             "unknown data source",
