@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from planner.specs.model import Table as EmbeddingTable
 from planner.specs.plan import Placement, Plan, PoolPlan
 
 BIGGEST_TABLES = 5
-NOT_CATEGORIES = ("total", "capacity", "host")
+NOT_CATEGORIES = ("total", "capacity", "host", "host_capacity")
 
 
 def render_plan(
@@ -82,9 +83,21 @@ def _headline(plan: Plan, console: Console, naive: Plan | None, why_no_naive: st
         )
     if why_no_naive:
         indented(console, f"naive port: {escape(why_no_naive)}")
-    unused = [pool.name for pool in plan.cluster.pools if pool.name not in plan.pools]
+    unused = list(_left_out(plan))
     if unused:
-        indented(console, escape(f"left out: {', '.join(unused)} (it does not pay for itself)"))
+        indented(
+            console, escape(f"left out: {', '.join(unused)} (the step is no shorter with them)")
+        )
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    """Pools, and nodes of working pools, that have no part in the plan."""
+    for pool in plan.cluster.pools:
+        working = plan.pools[pool.name].nodes if pool.name in plan.pools else 0
+        if working == 0:
+            yield pool.name
+        elif working < pool.nodes:
+            yield f"{pool.nodes - working} of {pool.nodes} nodes of {pool.name}"
 
 
 def _pools(plan: Plan, console: Console) -> None:
@@ -189,7 +202,7 @@ def _memory(plan: Plan, console: Console) -> None:
             table.add_row(category.replace("_", " "), size(used), bar(used / usage["capacity"]))
         indented(console, table)
         if usage.get("host"):
-            indented(console, f"and {size(usage['host'])} of host memory")
+            indented(console, f"and {size(usage['host'])} of host memory for tables")
 
 
 def _exchange(plan: Plan, console: Console) -> None:
@@ -216,7 +229,7 @@ def _considered(plan: Plan, console: Console) -> None:
         table.add_row(
             "->" if alternative.chosen else "",
             ", ".join(f"{pool} {batch:,}" for pool, batch in alternative.local_batch.items()),
-            "none" if alternative.step_ms is None else milliseconds(alternative.step_ms),
+            "-" if alternative.step_ms is None else milliseconds(alternative.step_ms),
             escape("; ".join(part for part in (alternative.description, alternative.note) if part)),
         )
     indented(console, table)

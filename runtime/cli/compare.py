@@ -23,7 +23,7 @@ def compare(
     model: ModelName,
     global_batch: GlobalBatch = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also run every plan on this machine and time it.")
+        bool, typer.Option("--measure", help="Also run the plans, in turns, and time them.")
     ] = False,
     steps: Annotated[
         int,
@@ -31,6 +31,14 @@ def compare(
             "--steps", metavar="N", callback=positive_int, help="Steps timed per plan (--measure)."
         ),
     ] = 40,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Ray cluster to run on, or auto (--measure); an embedded one if left out.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     time_limit: TimeLimit = 60.0,
     mip_gap: MipGap = 0.01,
@@ -39,7 +47,8 @@ def compare(
 
     On equal terms (matched: every device works) and freely, and lever by lever.
 
-    In Python: planner.compare.compare(cluster, model), runtime.measure.measure(plans).
+    In Python: planner.compare.compare(cluster, model),
+    runtime.comparison.measure_comparison(comparison, steps).
     """
     from planner.specs.load import load_cluster, load_model
 
@@ -50,13 +59,12 @@ def compare(
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit)
     with working(f"planning {model_spec.name} on {cluster_spec.name}"):
         comparison = compare_plans(cluster_spec, model_spec, global_batch, options)
-    if measure:
-        from runtime.measure import measure_comparison
+    from runtime.comparison import comparison_json, measure_comparison
 
-        comparison = measure_comparison(comparison, steps=steps)
+    measured = measure_comparison(comparison, steps, address) if measure else None
     if as_json:
-        write_json(comparison.model_dump(mode="json"))
+        write_json(comparison_json(comparison, measured))
     else:
         from planner.report.compare import render_comparison
 
-        write_report(lambda console: render_comparison(comparison, console))
+        write_report(lambda console: render_comparison(comparison, console, measured))

@@ -1,0 +1,144 @@
+"""A comparison for the terminal: speed-ups, who gets how many samples, and the levers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+
+from planner.compare import Comparison
+from planner.report.text import bar, columns, indented, milliseconds, percent, rate, section
+
+
+class Timing(Protocol):
+    """A measured plan."""
+
+    @property
+    def step_ms(self) -> float: ...
+    @property
+    def samples_per_s(self) -> float: ...
+
+
+class TimedContest(Protocol):
+    """Planned and naive, measured (``runtime.comparison.MeasuredContest``)."""
+
+    @property
+    def planned(self) -> Timing: ...
+    @property
+    def naive(self) -> Timing: ...
+    @property
+    def speedup(self) -> float: ...
+
+
+def render_comparison(
+    comparison: Comparison, console: Console, measured: Mapping[str, TimedContest] | None = None
+) -> None:
+    """Print a comparison; ``measured`` holds ``matched`` and ``free`` if the plans were run."""
+    _headline(comparison, console, measured)
+    _contests(comparison, console, measured)
+    _splits(comparison, console)
+    _waterfall(comparison, console)
+
+
+def _headline(
+    comparison: Comparison, console: Console, measured: Mapping[str, TimedContest] | None
+) -> None:
+    plan = comparison.matched.planned.plan
+    job = escape(f"{plan.model.name} on {plan.cluster.name}")
+    if measured:
+        times = f"{measured['matched'].speedup:.2f}x the naive port, measured"
+        others = f"predicted: {comparison.matched.speedup:.2f}x"
+    else:
+        times = f"{comparison.matched.speedup:.2f}x the naive port, predicted"
+        others = ""
+    console.print(f"[bold]{job}: {times}[/bold]")
+    indented(
+        console,
+        f"matched: same devices, global batch {plan.global_batch:,}"
+        + (f"; {others}" if others else ""),
+    )
+    if comparison.free.planned.plan == plan:
+        indented(console, "free: the same plan; leaving devices out does not help")
+        return
+    working = ", ".join(
+        f"{pool.nodes} x {pool.devices_per_node} in {name}"
+        for name, pool in comparison.free.planned.plan.pools.items()
+    )
+    free = f"{comparison.free.speedup:.2f}x predicted"
+    if measured:
+        free = f"{measured['free'].speedup:.2f}x measured, {free}"
+    indented(console, escape(f"free: {free}, with {working}"))
+
+
+def _contests(
+    comparison: Comparison, console: Console, measured: Mapping[str, TimedContest] | None
+) -> None:
+    section(console, "Predicted and measured" if measured else "Predicted")
+    headings = ["plan", "step ms", "samples/s", "speed-up"]
+    if measured:
+        headings += ["measured ms", "samples/s measured", "speed-up measured", "error"]
+    table = columns(*headings, right=headings[1:])
+    matched, free = comparison.matched, comparison.free
+    rows = [
+        ("naive port", matched.naive, 1.0, "matched", "naive"),
+        ("planned, matched", matched.planned, matched.speedup, "matched", "planned"),
+        ("planned, free", free.planned, free.speedup, "free", "planned"),
+    ]
+    for name, outcome, speedup, terms, side in rows:
+        cells = [name, milliseconds(outcome.step_ms), _rate(outcome.samples_per_s)]
+        cells.append(f"{speedup:.2f}x")
+        if measured:
+            contest = measured[terms]
+            timing = contest.naive if side == "naive" else contest.planned
+            ratio = 1.0 if side == "naive" else contest.speedup
+            error = outcome.step_ms / timing.step_ms - 1
+            cells += [
+                milliseconds(timing.step_ms),
+                _rate(timing.samples_per_s),
+                f"{ratio:.2f}x",
+                ("+" if error >= 0 else "-") + percent(abs(error)),
+            ]
+        table.add_row(*cells)
+    indented(console, table)
+    if measured:
+        indented(console, "error: of the predicted step against the measured one")
+
+
+def _rate(samples_per_s: float) -> str:
+    return rate(samples_per_s).removesuffix(" samples/s")
+
+
+def _splits(comparison: Comparison, console: Console) -> None:
+    section(console, "Samples per rank")
+    plans = {
+        "naive port": comparison.matched.naive.plan,
+        "planned, matched": comparison.matched.planned.plan,
+        "planned, free": comparison.free.planned.plan,
+    }
+    table = columns("pool", *plans, right=tuple(plans))
+    for pool in comparison.matched.planned.plan.cluster.pools:
+        cells = []
+        for plan in plans.values():
+            found = plan.pools.get(pool.name)
+            cells.append(f"{found.local_batch:,} x {found.ranks}" if found else "-")
+        table.add_row(escape(pool.name), *cells)
+    indented(console, table)
+
+
+def _waterfall(comparison: Comparison, console: Console) -> None:
+    section(console, "What each lever brings, one after another")
+    table = columns("lever", "step ms", "", "", right=("step ms",))
+    first_ms = comparison.waterfall[0].step_ms
+    before_ms = first_ms
+    for lever in comparison.waterfall:
+        gained = before_ms - lever.step_ms
+        table.add_row(
+            lever.name,
+            milliseconds(lever.step_ms),
+            bar(lever.step_ms / first_ms),
+            f"-{percent(gained / before_ms)}" if gained > 0 else "",
+        )
+        before_ms = lever.step_ms
+    indented(console, table)
