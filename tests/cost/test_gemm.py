@@ -87,8 +87,8 @@ def test_cdna4_pays_for_tf32_in_bf16_passes() -> None:
     assert Dtype.TF32 in mi350x.compute.emulated
     bf16 = [gemm_seconds(device, *shape, Dtype.BF16) for device in (b200, mi350x)]
     tf32 = [gemm_seconds(device, *shape, Dtype.TF32) for device in (b200, mi350x)]
-    assert bf16[1] < 1.2 * bf16[0]
-    assert tf32[1] > 1.35 * tf32[0]
+    assert bf16[1] < 1.4 * bf16[0]
+    assert tf32[1] > 1.35 * tf32[0]  # against 1.03 by bf16 peaks
     # Never faster than three passes at the bf16 peak.
     assert tf32[1] > 3 * 2 * 8192**3 / 2307e12
 
