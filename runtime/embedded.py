@@ -25,6 +25,10 @@ OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's minimum is 75 MiB; training data neve
 FIRST_NODE = 10
 """Nodes are 127.0.0.10 and up: Ray replaces 127.0.0.1 by the machine's outside address."""
 CONNECT_TIMEOUT_S = 5.0
+FRAME_HEADER_BYTES = 9
+HTTP2_SETTINGS = b"\x04"
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + b"\0" * 5
+"""Ray's head speaks gRPC, hence HTTP/2, whose servers answer this with a SETTINGS frame."""
 TERMINATED = 143
 """Exit code after SIGTERM (128 + 15, as the shell counts)."""
 CONNECT_HELP = (
@@ -119,15 +123,22 @@ def _check_listening(address: str) -> None:
         raise UsageError(
             "not HOST:PORT and not auto", field="--address", value=address, fix=CONNECT_HELP
         )
+    problem = ""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as server:
+            server.sendall(HTTP2_HELLO)
+            answer = server.recv(FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+            if answer[3:4] != HTTP2_SETTINGS:
+                problem = "something else listens on that port"
     except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
         raise UsageError(
-            f"no Ray cluster answers there: {error.strerror or error}",
+            f"no Ray cluster answers there: {problem}",
             field="--address",
             value=address,
             fix=CONNECT_HELP,
-        ) from None
+        )
 
 
 @contextmanager

@@ -47,9 +47,10 @@ def run_tasks(
 ) -> list[dict[str, Any]]:
     """Run tasks in turn with one set of workers on the connected Ray cluster.
 
-    The tasks' plans must be for the same cluster. Events of rank 0 (``kind``: started, metrics,
-    result; ``task``: its index) go to ``on_event`` as they arrive, in the calling thread. If
-    workers fail in a way that is no user's error, ``error_file`` gets their tracebacks.
+    The tasks' plans must be for the same cluster. Events go to ``on_event`` as they arrive, in the
+    calling thread: ``placed`` from every worker, then from rank 0 of every task ``started``,
+    ``metrics`` and ``result``, with the task's index. If workers fail in a way that is no user's
+    error, ``error_file`` gets their tracebacks.
 
     Returns:
         One ``result`` event per task.

@@ -131,7 +131,7 @@ def train(
 
     def record(event: Event) -> None:
         nonlocal begun
-        if not begun:
+        if not begun and event["kind"] in ("metrics", "result"):
             folder.begin()
             begun = True
         if event["kind"] == "metrics":

@@ -52,7 +52,17 @@ def run_worker(config: dict[str, Any]) -> None:
     try:
         slot = job.slots[index]
         check_node(slot, index, ray.get_runtime_context().get_node_id())
-        device = _take_device(slot, own_address())
+        address = own_address()
+        device = _take_device(slot, address)
+        store.put(
+            {
+                "kind": "placed",
+                "worker": index,
+                "pool": slot.pool,
+                "node": address,
+                "cores": sorted(os.sched_getaffinity(0)),
+            }
+        )
         for number, task in enumerate(job.tasks):
             _run_task(number, task, job.slots, slot, device, store)
     except BaseException as error:
