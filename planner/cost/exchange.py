@@ -15,7 +15,8 @@ from functools import lru_cache
 
 from planner.cost.collectives import collective_seconds
 from planner.cost.context import PoolContext
-from planner.cost.dense import FP32_BYTES, Block, dense_network, parameters
+from planner.cost.dense import Block, dense_network, parameters
+from planner.cost.dense_time import FP32_BYTES
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.zipf import expected_distinct
 from planner.specs.device import Topology

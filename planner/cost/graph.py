@@ -12,18 +12,16 @@ from dataclasses import replace
 
 from planner.cost.collectives import collective_seconds
 from planner.cost.context import PoolContext
-from planner.cost.dense import (
+from planner.cost.dense import dense_network, operators, parameters
+from planner.cost.dense_time import (
     FP32_BYTES,
     LOSS_KERNELS,
     OPTIMIZER_KERNELS,
     backward_seconds,
     cast_seconds,
-    dense_network,
     forward_seconds,
     loss_seconds,
-    operators,
     optimizer_seconds,
-    parameters,
 )
 from planner.cost.exchange import block_bridge_seconds, embedding_bridge_seconds
 from planner.cost.step import Operation, StepGraph

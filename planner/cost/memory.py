@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 
 from planner.cost.context import PoolContext
-from planner.cost.dense import (
+from planner.cost.dense import dense_network, parameters
+from planner.cost.dense_time import (
     FP32_BYTES,
     activation_bytes_per_element,
-    dense_network,
-    parameters,
     saved_activation_bytes,
 )
 from planner.specs.model import ComputeKernel, ShardingType, Table

@@ -1,15 +1,8 @@
 import pytest
 import yaml
 
-from planner.cost.dense import (
-    Product,
-    backward_seconds,
-    dense_network,
-    forward_seconds,
-    parameters,
-    saved_activation_bytes,
-    weights,
-)
+from planner.cost.dense import Product, dense_network, parameters, weights
+from planner.cost.dense_time import backward_seconds, forward_seconds, saved_activation_bytes
 from planner.cost.gemm import Shape
 from planner.specs.load import load_model
 from planner.specs.model import Architecture
