@@ -42,12 +42,16 @@ def measure_comparison(
     plans: list[Plan] = []
     for contest in contests.values():
         for outcome in (contest.naive, contest.planned):
-            if outcome.plan not in plans:
+            if not any(outcome.plan.works_like(plan) for plan in plans):
                 plans.append(outcome.plan)
     measured = measure(plans, steps, address)
 
     def of(outcome: Outcome) -> Measurement:
-        return measured[plans.index(outcome.plan)]
+        return next(
+            found
+            for plan, found in zip(plans, measured, strict=True)
+            if plan.works_like(outcome.plan)
+        )
 
     return {
         terms: MeasuredContest(planned=of(contest.planned), naive=of(contest.naive))

@@ -59,7 +59,7 @@ def _headline(
         f"matched: same devices, global batch {plan.global_batch:,}"
         + (f"; {others}" if others else ""),
     )
-    if comparison.free.planned.plan == plan:
+    if comparison.free.planned.plan.works_like(plan):
         indented(console, "free: the same plan; leaving devices out does not help")
         return
     working = ", ".join(

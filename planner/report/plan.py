@@ -65,7 +65,8 @@ def _headline(plan: Plan, console: Console, naive: Plan | None, why_no_naive: st
         console.print(f"[bold]{job}: the naive port[/bold]")
     elif naive is not None:
         speedup = predicted.samples_per_s / naive.predicted.samples_per_s
-        console.print(f"[bold]{job}: {speedup:.2f}x the naive port, predicted[/bold]")
+        on = " on all devices" if any(_left_out(plan)) else ""
+        console.print(f"[bold]{job}: {speedup:.2f}x the naive port{on}, predicted[/bold]")
     elif why_no_naive:
         console.print(f"[bold]{job}: the naive port does not run at all[/bold]")
     else:

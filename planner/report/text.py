@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from planner.specs.base import rounded
 from planner.specs.units import GIB, MIB
 
 KIB = 1024
@@ -27,6 +28,7 @@ def size(count: float) -> str:
 
 def milliseconds(value: float) -> str:
     """Milliseconds with three significant digits, never in exponent notation."""
+    value = rounded(value)  # as in a saved plan, so that a plan reads the same before and after
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
 

@@ -176,6 +176,10 @@ class Plan(Spec):
             rank -= pool.ranks
         raise IndexError("no such rank in this plan")
 
+    def works_like(self, other: Plan) -> bool:
+        """Whether a run of this plan is a run of ``other``, however either was found."""
+        return (self.pools, self.exchange) == (other.pools, other.exchange)
+
     def share(self, pool: str) -> float:
         """alpha_p: the pool's share of the global batch's samples."""
         return self.pools[pool].ranks * self.pools[pool].local_batch / self.global_batch
