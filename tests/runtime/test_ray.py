@@ -1,4 +1,4 @@
-"""Real Ray workers on an embedded cluster of two pools. One cluster serves the whole file."""
+"""Real Ray workers on an embedded cluster of two pools. One cluster serves one class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(folder: Path, plan: Plan = PLAN) -> Path:
     return folder / "plan.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def ray_cluster() -> Iterator[None]:
     from runtime.embedded import ray_session
 
@@ -111,8 +111,11 @@ def hwplan(*arguments: object, mark: str = "", **options) -> subprocess.Popen[st
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_training_leaves_no_process(tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "moment"),
+    [(signal.SIGINT, 130, "step "), (signal.SIGTERM, 143, "building the model")],
+)
+def test_interrupted_training_leaves_no_process(tmp_path, number, code, moment):
     mark = uuid.uuid4().hex
     run = hwplan(
         "train", "--plan", saved(tmp_path), "--steps", 1_000_000, "--out", tmp_path / "out",
@@ -121,7 +124,7 @@ def test_interrupted_training_leaves_no_process(tmp_path, number, code):
     )  # fmt: skip
     assert run.stderr is not None
     for line in run.stderr:
-        if line.startswith("step "):
+        if line.startswith(moment):
             break
     assert len(processes_marked(mark)) > 5
     os.killpg(run.pid, number)  # as a terminal does: every process of the group gets it
