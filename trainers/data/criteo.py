@@ -33,7 +33,7 @@ EXAMPLES = 5
 """Malformed lines named in the report."""
 
 _LINE = re.compile(rb"[01](?:\t(?:-?\d{1,18})?){13}(?:\t[0-9a-fA-F]{0,16}){26}")
-_HOLDOUT_KEY = b"2024"
+_HOLDOUT_KEY = b"4"
 _GZIP_MAGIC = b"\x1f\x8b"
 _LONGEST_LINE_BYTES = 4096
 """Longer ones are no click log; the bound keeps a file without newlines out of memory."""
