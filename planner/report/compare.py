@@ -75,35 +75,37 @@ def _headline(
 def _contests(
     comparison: Comparison, console: Console, measured: Mapping[str, TimedContest] | None
 ) -> None:
-    section(console, "Predicted and measured" if measured else "Predicted")
-    headings = ["plan", "step ms", "samples/s", "speed-up"]
-    if measured:
-        headings += ["measured ms", "samples/s measured", "speed-up measured", "error"]
-    table = columns(*headings, right=headings[1:])
     matched, free = comparison.matched, comparison.free
-    rows = [
-        ("naive port", matched.naive, 1.0, "matched", "naive"),
-        ("planned, matched", matched.planned, matched.speedup, "matched", "planned"),
-        ("planned, free", free.planned, free.speedup, "free", "planned"),
-    ]
-    for name, outcome, speedup, terms, side in rows:
-        cells = [name, milliseconds(outcome.step_ms), _rate(outcome.samples_per_s)]
-        cells.append(f"{speedup:.2f}x")
-        if measured:
-            contest = measured[terms]
-            timing = contest.naive if side == "naive" else contest.planned
-            ratio = 1.0 if side == "naive" else contest.speedup
-            error = outcome.step_ms / timing.step_ms - 1
-            cells += [
-                milliseconds(timing.step_ms),
-                _rate(timing.samples_per_s),
-                f"{ratio:.2f}x",
-                ("+" if error >= 0 else "-") + percent(abs(error)),
-            ]
-        table.add_row(*cells)
+    outcomes = {
+        "naive port": (matched.naive, 1.0),
+        "planned, matched": (matched.planned, matched.speedup),
+        "planned, free": (free.planned, free.speedup),
+    }
+    section(console, "Predicted")
+    numbers = ("step ms", "samples/s", "speed-up")
+    predicted = columns("plan", *numbers, right=numbers)
+    for name, (outcome, speedup) in outcomes.items():
+        predicted.add_row(name, *_speed(outcome, speedup))
+    indented(console, predicted)
+    if not measured:
+        return
+    timings = {
+        "naive port": (measured["matched"].naive, 1.0),
+        "planned, matched": (measured["matched"].planned, measured["matched"].speedup),
+        "planned, free": (measured["free"].planned, measured["free"].speedup),
+    }
+    section(console, "Measured")
+    headings = (*numbers, "prediction off by")
+    table = columns("plan", *headings, right=headings)
+    for name, (timing, speedup) in timings.items():
+        error = outcomes[name][0].step_ms / timing.step_ms - 1
+        off = f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
+        table.add_row(name, *_speed(timing, speedup), off)
     indented(console, table)
-    if measured:
-        indented(console, "error: of the predicted step against the measured one")
+
+
+def _speed(timing: Timing, speedup: float) -> tuple[str, str, str]:
+    return milliseconds(timing.step_ms), _rate(timing.samples_per_s), f"{speedup:.2f}x"
 
 
 def _rate(samples_per_s: float) -> str:

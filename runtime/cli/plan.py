@@ -19,7 +19,6 @@ from runtime.cli.options import (
 )
 from runtime.cli.output import working, write_json, write_report
 
-
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
 
