@@ -12,7 +12,7 @@ from planner.ilp.program import Assignment, PoolProgram
 from planner.ilp.rounding import improve, round_to_ranks
 from planner.ilp.solve import SolverOptions, Status, run
 
-EXACT_PLACES = 4000
+EXACT_PLACES = 2000
 """Integer variables up to which the exact formulation is tried when rounding leaves a gap."""
 ROOM_SHARES = (1.0, 0.95, 0.85, 0.7)
 """Shares of the room that the aggregate formulation may fill, until rounding succeeds."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.load import COMPONENTS, TIME_COMPONENTS, PlacementOption, RankLoad, Scope
+from planner.cost.load import COMPONENTS, TIME_COMPONENTS, Piece, PlacementOption, RankLoad, Scope
 from planner.cost.step import StepGraph
 
 Floats = NDArray[np.float64]
@@ -23,9 +24,12 @@ HOST = COMPONENTS.index("host_bytes")
 TIMES = [COMPONENTS.index(name) for name in TIME_COMPONENTS]
 
 
+_values = attrgetter(*COMPONENTS)
+
+
 def vector(load: RankLoad) -> Floats:
     """A rank load as a row in the order of ``COMPONENTS``."""
-    return np.array([getattr(load, name) for name in COMPONENTS])
+    return np.array(_values(load))
 
 
 @dataclass(frozen=True)
@@ -53,20 +57,23 @@ class OptionLoads:
 def option_loads(option: PlacementOption, nodes: int, devices_per_node: int) -> OptionLoads:
     """Loads of an option, its equal pieces grouped."""
     everywhere = np.zeros(len(COMPONENTS))
-    groups: dict[tuple[Scope, RankLoad], list[int]] = {}
+    equal: dict[Piece, list[int]] = {}
     for index, piece in enumerate(option.pieces):
-        everywhere += vector(piece.everyone)
+        equal.setdefault(piece, []).append(index)
+    groups: dict[tuple[Scope, RankLoad], list[int]] = {}
+    for piece, indexes in equal.items():
+        everywhere += vector(piece.everyone) * len(indexes)
         if piece.scope is Scope.POOL:
-            everywhere += vector(piece.owner)
+            everywhere += vector(piece.owner) * len(indexes)
         else:
-            groups.setdefault((piece.scope, piece.owner), []).append(index)
+            groups.setdefault((piece.scope, piece.owner), []).extend(indexes)
     mean = everywhere.copy()
     shards = []
     for (scope, owner), indexes in groups.items():
         load = vector(owner)
         ranks_share = 1 / (nodes if scope is Scope.NODE else nodes * devices_per_node)
         mean += load * len(indexes) * ranks_share
-        shards.append(ShardClass(tuple(indexes), scope, load))
+        shards.append(ShardClass(tuple(sorted(indexes)), scope, load))
     return OptionLoads(everywhere, tuple(shards), mean)
 
 
@@ -203,15 +210,19 @@ class StepTimes:
 
     def ends_s(self, slowest: Floats) -> Floats:
         """End of every operation. ``slowest``: [..., C]; result: [operations, ...]."""
-        ends = np.zeros((len(self._operations), *slowest.shape[:-1]))
-        for index, (before, seconds, loads, not_before) in enumerate(self._operations):
-            end = np.full(slowest.shape[:-1], not_before)
-            for other in before:
+        ends: list[Floats] = []
+        zero = np.zeros(slowest.shape[:-1])
+        for before, seconds, loads, not_before in self._operations:
+            end = zero + not_before if not_before or not before else ends[before[0]]
+            for other in before if not_before else before[1:]:
                 end = np.maximum(end, ends[other])
             if loads:
-                end = end + np.maximum(0.0, slowest[..., loads].max(axis=-1))
-            ends[index] = end + seconds
-        return ends
+                longest = slowest[..., loads[0]]
+                for component in loads[1:]:
+                    longest = np.maximum(longest, slowest[..., component])
+                end = end + longest
+            ends.append(end + seconds if seconds else end)
+        return np.array(ends)
 
     def step_s(self, slowest: Floats) -> Floats:
         """The step for each row of slowest-rank loads. ``slowest``: [..., C]; result: [...]."""
@@ -232,32 +243,31 @@ class StepTimes:
 def undominated(loads: Sequence[OptionLoads], components: Sequence[int]) -> list[int]:
     """Options that no other beats or equals in all the given components, wherever pieces land.
 
-    Option a dominates b when a's load on every rank is at most what b puts on every rank anyway,
-    or when both are split into the same number of pieces of the same scope and a's are no larger.
-    Of two equal ones the first is kept.
+    Option a dominates b when a spreads evenly and puts no more on any rank than b puts on every
+    rank anyway, or when both are split into as many pieces of the same scope and a's are no
+    larger. Of two equal ones the first is kept.
     """
-    kept: list[int] = []
-    for b in range(len(loads)):
-        beaten = False
-        for a in range(len(loads)):
-            if a != b and _dominates(loads[a], loads[b], components):
-                mutual = _dominates(loads[b], loads[a], components)
-                if not mutual or a < b:
-                    beaten = True
-                    break
-        if not beaten:
-            kept.append(b)
-    return kept
-
-
-def _dominates(a: OptionLoads, b: OptionLoads, components: Sequence[int]) -> bool:
-    if (a.everywhere[components] > b.everywhere[components]).any():
-        return False
-    if not a.shards:
-        return True
-    return len(a.shards) == len(b.shards) and all(
-        one.scope == other.scope
-        and len(one.pieces) == len(other.pieces)
-        and bool((one.load[components] <= other.load[components]).all())
-        for one, other in zip(a.shards, b.shards, strict=True)
-    )
+    everywhere = np.array([option.everywhere[components] for option in loads])
+    shapes = [tuple((s.scope, len(s.pieces)) for s in option.shards) for option in loads]
+    alike: dict[tuple[tuple[Scope, int], ...], list[int]] = {}
+    for index, shape in enumerate(shapes):
+        alike.setdefault(shape, []).append(index)
+    kept = []
+    for shape, members in alike.items():
+        rows = np.array(
+            [
+                np.concatenate([everywhere[o], *(s.load[components] for s in loads[o].shards)])
+                for o in members
+            ]
+        )
+        for position, b in enumerate(members):
+            no_larger = (rows <= rows[position]).all(axis=1)
+            smaller = no_larger & (rows < rows[position]).any(axis=1)
+            earlier_equal = no_larger[:position].any()
+            beaten = bool(smaller.any() or earlier_equal)
+            if shape and not beaten:
+                spread = alike.get((), [])
+                beaten = bool((everywhere[spread] <= everywhere[b]).all(axis=1).any())
+            if not beaten:
+                kept.append(b)
+    return sorted(kept)

@@ -13,6 +13,9 @@ import numpy as np
 from planner.cost.load import COMPONENTS, Scope
 from planner.ilp.program import HBM, HOST, Assignment, Choice, Floats, OptionLoads, PoolProgram
 
+EFFORT = 1500
+"""Placements of a piece that local search may try; a count, so that equal inputs give equal
+plans on any machine."""
 TIE = 1e-9
 """Steps closer than this (relative) count as equal."""
 
@@ -25,6 +28,8 @@ class Ranks:
         self.loads = np.zeros((program.ranks, len(COMPONENTS)))
         self.weights = weights
         """[C]: what a rank's load counts when the step does not decide."""
+        self.effort = 0
+        """Placements of a piece that local search may still make."""
 
     @property
     def step_s(self) -> float:
@@ -37,6 +42,7 @@ class Ranks:
 
     def put(self, option: OptionLoads, pieces: int) -> tuple[int, ...] | None:
         """Put an option's pieces where the step grows least; None (unchanged) if none has room."""
+        self.effort -= max(1, sum(len(shard.pieces) for shard in option.shards))
         before = self.loads.copy()
         self.loads += option.everywhere
         places = [0] * pieces
@@ -121,27 +127,34 @@ def round_to_ranks(program: PoolProgram, counts: Sequence[Sequence[int]]) -> Ass
 
 
 def improve(
-    program: PoolProgram, assignment: Assignment, bound_s: float, mip_gap: float, rounds: int = 200
+    program: PoolProgram,
+    assignment: Assignment,
+    bound_s: float,
+    mip_gap: float,
+    effort: int = EFFORT,
 ) -> Assignment:
     """Local search: take one table off a slowest rank and put it back in the best way.
 
     Then, with the step as it is, lighter options where they cost nothing. Stops when the step is
-    within ``mip_gap`` of ``bound_s`` or nothing helps.
+    within ``mip_gap`` of ``bound_s``, nothing helps, or the effort is spent.
     """
     choices = [list(row) for row in assignment]
     loads = program.rank_loads(assignment)
     ranks = Ranks(program, weights(program, loads.mean(axis=0)))
     ranks.loads = loads
-    for _ in range(rounds):
-        if ranks.step_s <= bound_s * (1 + mip_gap):
-            break
-        if not any(
-            _reinsert(ranks, choices, g, t) for g, t in _on_slowest_ranks(program, ranks, choices)
-        ):
-            break
-    for g, row in enumerate(choices):
-        for t in range(len(row) if len(row) == 1 else 0):
+    ranks.effort = effort
+    helped = True
+    while helped and ranks.step_s > bound_s * (1 + mip_gap):
+        helped = any(
             _reinsert(ranks, choices, g, t)
+            for g, t in _on_slowest_ranks(program, ranks, choices)
+            if ranks.effort > 0
+        )
+    ranks.effort = effort // 2
+    for g, row in enumerate(choices):
+        for t in range(len(row)):
+            if len(row) == 1 and ranks.effort > 0:
+                _reinsert(ranks, choices, g, t)
     return tuple(tuple(row) for row in choices)
 
 

@@ -53,7 +53,9 @@ class Outcome:
 
 
 def run(problem: pulp.LpProblem, options: SolverOptions, relaxed: bool = False) -> Outcome:
-    """Solve; the values are left in the problem's variables.
+    """Solve a minimisation whose objective has no constant term.
+
+    The values are left in the problem's variables.
 
     Args:
         relaxed: drop integrality.
@@ -140,7 +142,7 @@ def _run_cbc(problem: pulp.LpProblem, options: SolverOptions, relaxed: bool) -> 
         solver.tmpDir = folder
         problem.solve(solver)
         text = log.read_text(encoding="utf-8", errors="replace")
-    if problem.sol_status == pulp.LpSolutionInfeasible:
+    if pulp.LpStatusInfeasible == problem.status:
         return Outcome("infeasible", None, float("inf"))
     stated = re.search(r"Lower bound:\s*([-+.\deE]+)", text)
     if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):

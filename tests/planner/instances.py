@@ -92,11 +92,11 @@ def placement_options(draw: st.DrawFn, nodes: int) -> PlacementOption:
 
 @st.composite
 def programs(draw: st.DrawFn) -> PoolProgram:
-    """At most about ten thousand assignments."""
+    """At most a few thousand assignments."""
     nodes = draw(st.integers(1, 2))
     devices_per_node = draw(st.integers(1, 3 if nodes == 1 else 2))
     classes = []
-    for index in range(draw(st.integers(1, 3))):
+    for index in range(draw(st.integers(1, 3 if nodes * devices_per_node < 4 else 2))):
         count = draw(st.sampled_from([1, 1, 2])) if index == 0 else 1
         options = draw(st.lists(placement_options(nodes), min_size=1, max_size=2))
         classes.append(TableClass(tuple(f"t{index}_{i}" for i in range(count)), tuple(options)))

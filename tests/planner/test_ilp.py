@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.baselines.enumerate import best_step_s
 from planner.cost.load import COMPONENTS
-from planner.ilp.formulation import aggregate, exact
 from planner.ilp.bounds import relaxed_step_s, time_unit_s
+from planner.ilp.formulation import aggregate, exact
 from planner.ilp.pool import solve_pool
 from planner.ilp.program import PoolProgram
 from planner.ilp.solve import SolverOptions, run
@@ -33,8 +34,8 @@ def test_solution_equals_enumeration(program: PoolProgram) -> None:
     if math.isinf(best):
         assert solution.status == "infeasible"
         return
-    assert solution.assignment is not None
-    loads = program.rank_loads(solution.assignment)
+    assert solution.program is not None and solution.assignment is not None
+    loads = solution.program.rank_loads(solution.assignment)
     assert program.fits(loads)
     assert program.step_s(loads) == pytest.approx(solution.step_s)
     assert solution.step_s == pytest.approx(best, rel=1e-6)
@@ -71,8 +72,6 @@ def test_aggregate_is_a_lower_bound(program: PoolProgram) -> None:
 def test_compiled_times_equal_the_step_graph(program: PoolProgram, loads: list[int]) -> None:
     slowest = {name: load * 1e-6 for name, load in zip(COMPONENTS[:9], loads, strict=True)}
     row = [slowest.get(name, 0.0) for name in COMPONENTS]
-    import numpy as np
-
     assert float(program.times.step_s(np.array(row))) == pytest.approx(
         program.graph.step_s(slowest)
     )
