@@ -4,7 +4,7 @@ A *crew* is a number of working nodes for each pool. Its splits form a box of lo
 duration is nondecreasing in the local batch, so the largest of the pools' bounds at the box's low
 corner holds for the whole box. A box is examined at a balanced split of it, which is solved if
 its bound leaves hope, and cut there. Boxes are taken in the order of their bounds, until the best
-bound left is within the gap of the best plan; one too narrow for the gap to see is not cut.
+bound left is within the gap of the best plan; one that is bounded as well as its split is not cut.
 
 A pool alone is bounded and solved by ``planner.ilp``; plans are scored by ``planner.evaluate``.
 """
@@ -184,11 +184,15 @@ class Search:
         point = tuple((batch, batch) for batch in split)
         if not self._good_enough(crew.bound_s(point)):
             self.score(crew, split)
+        if crew.bound_s(point) <= bound_s * (1 + self.options.mip_gap / 4):
+            # The box's bound is as good as its split's own: cutting would prove nothing more.
+            self.closed_s = min(self.closed_s, bound_s)
+            return
         widths = [high / low - 1 for low, high in box]
         widest = widths.index(max(widths))
-        if widths[widest] <= self.options.mip_gap / 4:
-            # Solving the split has raised the bounds of a box that is nothing but this split.
-            self.closed_s = min(self.closed_s, max(bound_s, crew.bound_s(box)))
+        if not widths[widest]:
+            # Nothing but this split, the bound of which was raised by solving it.
+            self.closed_s = min(self.closed_s, crew.bound_s(point))
             return
         low, high = box[widest]
         middle = min(max(split[widest], low + 1), high)

@@ -80,7 +80,7 @@ def dense_step_s(program: PoolProgram) -> float:
 
 def relax(program: PoolProgram, memory: bool, seed: int = 0) -> Relaxation:
     """LP relaxation of the aggregate formulation."""
-    form = aggregate(program, time_unit_s(program), memory)
+    form = aggregate(program, time_unit_s(program), memory, counting=False)
     outcome = run(form.problem, SolverOptions(mip_gap=0.0, seed=seed), relaxed=True)
     if outcome.status == "infeasible":
         return Relaxation(float("inf"), False)

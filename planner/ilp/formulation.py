@@ -44,6 +44,11 @@ Program:
     (10) L[c] >= sum_{g,o} M[g,o,c] x[g,o],   M = A + sum_k P mu_k / (R or N)
     (11) cap[b] >= sum_{g,o} M[g,o,b] x[g,o]
     (12) L[c] >= S[c] + P[g,o,k,c] z[g,o];   x[g,o] <= m_g z[g,o]
+    (13) L[c] >= S[c] + h q[c,h];   R q[c,h] >= sum_{P[g,o,k,c] >= h} mu_k x[g,o];   q integer
+         (some rank holds at least the rounded-up mean number of rank pieces of load h or more;
+         for a few large h, and only where integers are kept)
+
+(11) and (12) hold for memory alike, with cap[b] in the place of L[c].
 
 Times are in units of ``unit_s`` and memory in units of ``cap``, so that the solver's absolute
 tolerances mean the same for every problem.
@@ -58,6 +63,11 @@ import pulp
 
 from planner.cost.load import COMPONENTS, Scope
 from planner.ilp.program import HBM, HOST, Assignment, Choice, PoolProgram
+
+THRESHOLDS = 5
+"""Sizes h of equation (13) per component."""
+LARGE = 0.1
+"""The smallest of them, as a share of the largest piece."""
 
 PieceKey = tuple[int, int, int]
 """Class of tables, option, class of pieces."""
@@ -139,10 +149,14 @@ def exact(program: PoolProgram, unit_s: float) -> Formulation:
     return form
 
 
-def aggregate(program: PoolProgram, unit_s: float, memory: bool = True) -> Formulation:
-    """Equations (1) to (5) and (10) to (12): its optimum is a lower bound of the pool's.
+def aggregate(
+    program: PoolProgram, unit_s: float, memory: bool = True, counting: bool = True
+) -> Formulation:
+    """Equations (1) to (5) and (10) to (13): its optimum is a lower bound of the pool's.
 
-    ``memory=False`` leaves (11) and (12) out for memory.
+    Args:
+        memory: whether memory is constrained at all.
+        counting: whether to include (13), which is of no use to the LP relaxation.
     """
     form, slowest, everywhere = _common(program, unit_s, memory)
     problem = form.problem
@@ -170,7 +184,34 @@ def aggregate(program: PoolProgram, unit_s: float, memory: bool = True) -> Formu
                 largest = max(float(shard.load[c]) for shard in option.shards)
                 if largest > 0:
                     problem += _sum([(everywhere[c], 1.0), (z, largest * scale(c))]) <= limit
+    if counting:
+        _count_pieces(form, slowest, everywhere)
     return form
+
+
+def _count_pieces(
+    form: Formulation,
+    slowest: dict[int, pulp.LpVariable],
+    everywhere: dict[int, pulp.LpVariable],
+) -> None:
+    """Equation (13)."""
+    program, scale = form.program, _scale(form.program, form.unit_s)
+    pieces = [
+        (shard.load, form.x[g][o], len(shard.pieces))
+        for g, loads in enumerate(program.loads)
+        for o, option in enumerate(loads)
+        for shard in option.shards
+        if shard.scope is Scope.RANK
+    ]
+    for c in everywhere:
+        sizes = sorted({float(load[c]) for load, _, _ in pieces if load[c] > 0}, reverse=True)
+        large = [size for size in sizes if size >= sizes[0] * LARGE]
+        for index, size in enumerate(large[:: max(1, len(large) // THRESHOLDS)]):
+            q = form.problem.add_variable(f"q_{c}_{index}", 0, None, pulp.LpInteger)
+            counted = [(x, float(mu)) for load, x, mu in pieces if load[c] >= size]
+            form.problem += _sum([*counted, (q, -float(program.ranks))]) <= 0
+            limit = 1.0 if c in (HBM, HOST) else slowest[c]
+            form.problem += _sum([(everywhere[c], 1.0), (q, size * scale(c))]) <= limit
 
 
 def _scale(program: PoolProgram, unit_s: float) -> Callable[[int], float]:

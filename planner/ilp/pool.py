@@ -12,8 +12,10 @@ from planner.ilp.program import Assignment, PoolProgram
 from planner.ilp.rounding import improve, round_to_ranks
 from planner.ilp.solve import SolverOptions, Status, run
 
-EXACT_PLACES = 2000
+EXACT_PLACES = 600
 """Integer variables up to which the exact formulation is tried when rounding leaves a gap."""
+EXACT_NODES = 2000
+"""Its limit of branch-and-bound nodes."""
 ROOM_SHARES = (1.0, 0.95, 0.85, 0.7)
 """Shares of the room that the aggregate formulation may fill, until rounding succeeds."""
 
@@ -141,7 +143,7 @@ def _exactly(
     if places > EXACT_PLACES:
         return None, bound_s
     form = exact(program, time_unit_s(program))
-    outcome = run(form.problem, options)
+    outcome = run(form.problem, replace(options, max_nodes=EXACT_NODES))
     bound_s = max(bound_s, outcome.bound * form.unit_s * SAFETY)
     if not outcome.found:
         return None, bound_s

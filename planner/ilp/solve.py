@@ -27,6 +27,8 @@ class SolverOptions:
     mip_gap: float = 0.01
     time_limit_s: float = 60.0
     seed: int = 0
+    max_nodes: int = 20_000
+    """Branch-and-bound nodes: a limit that is the same on every machine, unlike seconds."""
     solver: Literal["highs", "cbc"] | None = None
     """None: HiGHS, or CBC where HiGHS is not installed."""
 
@@ -96,6 +98,7 @@ def _run_highs(problem: pulp.LpProblem, options: SolverOptions, relaxed: bool) -
         threads=1,
         timeLimit=max(options.time_limit_s, 0.01),
         random_seed=options.seed,
+        mip_max_nodes=options.max_nodes,
         mip_feasibility_tolerance=1e-9,
         primal_feasibility_tolerance=1e-9,
     )
@@ -136,6 +139,7 @@ def _run_cbc(problem: pulp.LpProblem, options: SolverOptions, relaxed: bool) -> 
             gapAbs=0.0,
             threads=1,
             timeLimit=max(options.time_limit_s, 0.01),
+            maxNodes=options.max_nodes,
             options=[f"randomSeed {options.seed}", f"randomCbcSeed {options.seed}"],
             logPath=str(log),
         )
