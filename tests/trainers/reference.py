@@ -71,5 +71,5 @@ def train_reference(
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, reference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,13 +21,13 @@ from tests.trainers.jobs import (
 )
 from tests.trainers.reference import train_reference
 from trainers.data.source import Slice, open_source
-from trainers.loop import Stepper, rank_slice
+from trainers.loop import Stepper, rank_slice, train_rank
 from trainers.setup import set_up
-from trainers.task import TrainTask
+from trainers.task import TrainResult, TrainTask
 
 SEED = 7
 STEPS = 6
-TOLERANCE = 2e-5
+TOLERANCE = 2e-6
 SGD, ADAGRAD, ROW_WISE = model_of(), model_of("adagrad", rate=0.02), model_of("rowwise_adagrad")
 
 
@@ -98,8 +98,14 @@ def run_case(case: Case, world_rank: int) -> Outcome:
     )
 
 
-def run_cases(rank: int, cases: dict[str, Case]) -> dict[str, Outcome]:
-    return {name: run_case(case, rank) for name, case in cases.items()}
+def run_cases(
+    rank: int, cases: dict[str, Case], task: TrainTask
+) -> tuple[dict[str, Outcome], TrainResult, list[dict[str, Any]]]:
+    """All cases, and one whole training job."""
+    outcomes = {name: run_case(case, rank) for name, case in cases.items()}
+    records: list[dict[str, Any]] = []
+    result = train_rank(task, rank_env(task.plan, rank), records.append)
+    return outcomes, result, records
 
 
 def tables_of(outcomes: list[Outcome], pool: str, model: ModelSpec) -> dict[str, torch.Tensor]:
@@ -206,11 +212,34 @@ def _four_rank_cases() -> dict[str, Case]:
 CASES = _four_rank_cases()
 
 
+JOB = TrainTask(CASES["three and one"].plan, steps=12, seed=SEED, log_interval_steps=5)
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, list[Outcome]]:
-    """All four-rank cases in one group of processes: starting them costs more than running."""
-    per_rank = run_on_processes(4, run_cases, CASES)
-    return {name: [results[name] for results in per_rank] for name in CASES}
+def ran() -> list[tuple[dict[str, Outcome], TrainResult, list[dict[str, Any]]]]:
+    """Everything on four ranks in one group of processes: starting them costs more than running."""
+    return run_on_processes(4, run_cases, CASES, JOB)
+
+
+@pytest.fixture(scope="module")
+def outcomes(ran: list[Any]) -> dict[str, list[Outcome]]:
+    return {name: [outcomes[name] for outcomes, _, _ in ran] for name in CASES}
+
+
+def test_a_job_over_two_pools_answers_alike_on_every_rank(
+    ran: list[Any], world_of_one: None
+) -> None:
+    """Its quality is also that of one rank alone: neither samples nor steps depend on the plan."""
+    alone = plan_of({"p": (1, 256, whole_on_rank_0(SGD))}, SGD)
+    expected = train_rank(replace(JOB, plan=alone), rank_env(alone, 0), lambda _: None)
+    for _, result, records in ran:
+        assert (result.steps, result.samples, result.eval_samples) == (12, 12 * 256, 256)
+        assert [record["step"] for record in records] == [5, 10, 12]
+        assert [r["loss"] for r in records] == [r["loss"] for r in ran[0][2]]
+        for name in ("loss", "auc", "ne", "calibration"):
+            assert getattr(result, name) == getattr(ran[0][1], name)
+            assert getattr(result, name) == pytest.approx(getattr(expected, name), abs=1e-5)
+        assert result.dense_exchange_bytes > 0 and result.embedding_exchange_bytes > 0
 
 
 SAME_AS_PLAIN = [
@@ -224,7 +253,7 @@ def test_equals_plain_pytorch(name: str, outcomes: dict[str, list[Outcome]]) -> 
 
 
 def test_unweighted_average_is_noticed(outcomes: dict[str, list[Outcome]]) -> None:
-    assert error_against_reference(CASES["unweighted"], outcomes["unweighted"]) > 50 * TOLERANCE
+    assert error_against_reference(CASES["unweighted"], outcomes["unweighted"]) > 500 * TOLERANCE
 
 
 def test_one_rank_equals_plain_pytorch() -> None:

@@ -206,7 +206,9 @@ def test_missing_and_empty_placements() -> None:
         check_placements(missing, "p")
     table = TableGroup(name="t", num_embeddings=3, embedding_dim=16)
     # model_copy would keep the cached expansion of the old tables.
-    tiny = ModelSpec(**{n: getattr(MODEL, n) for n in ModelSpec.model_fields} | {"tables": (table,)})
+    tiny = ModelSpec(
+        **{n: getattr(MODEL, n) for n in ModelSpec.model_fields} | {"tables": (table,)}
+    )
     plan = plan_of({"p": (4, 64, {"t": place("row_wise", 0, 1, 2, 3)})}, tiny)
     with pytest.raises(SpecError, match="no row of any row-wise table"):
         check_placements(plan, "p")
