@@ -172,7 +172,8 @@ def test_a_model_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def test_data_argument() -> None:
     assert parse_data("synthetic").synthetic
-    assert parse_data("criteo:a,b").paths == ("a", "b")
+    # Absolute: workers may run in another folder.
+    assert parse_data("criteo:a,/b").paths == (str(Path("a").resolve()), "/b")
     for text in ("criteo:", "kaggle", ""):
         with pytest.raises(UsageError, match="unknown data source"):
             parse_data(text)
