@@ -20,11 +20,13 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import RunError, UsageError
 from planner.specs.load import load_device
 from runtime.pools import ACCELERATOR_LABEL, POOL_LABEL
+from runtime.processes import end, started_here
 
 OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's minimum is 75 MiB; training data never goes through it
 FIRST_NODE = 10
 """Nodes are 127.0.0.10 and up: Ray replaces 127.0.0.1 by the machine's outside address."""
 CONNECT_TIMEOUT_S = 5.0
+END_PATIENCE_S = 5.0
 FRAME_HEADER_BYTES = 9
 HTTP2_SETTINGS = b"\x04"
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + b"\0" * 5
@@ -191,7 +193,10 @@ def _embedded(cluster: ClusterSpec) -> Iterator[str]:
         yield ray_cluster.address
     finally:
         with _undisturbed():
+            # Ray ends its daemons; workers and agents end themselves when they notice.
+            processes = started_here(folder)
             ray_cluster.shutdown()  # type: ignore[no-untyped-call]
+            end(processes, END_PATIENCE_S)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -225,6 +230,8 @@ def _ray_address_file_kept() -> Iterator[None]:
     from ray._common.utils import get_ray_address_file
 
     file = Path(get_ray_address_file(None))
+    # Ray makes this folder only with its default temp_dir: a fresh machine has none.
+    file.parent.mkdir(parents=True, exist_ok=True)
     before = file.read_text() if file.exists() else None
     try:
         yield
