@@ -23,11 +23,14 @@ class Crew:
             for s in self.studies
         )
 
-    def waits(self, batches: Sequence[int]) -> Waits:
+    def waits(self, batches: Sequence[int], with_tables: bool = True) -> Waits:
         """When the last pool reaches each operation on the bridge, at the earliest."""
         if len(self.studies) == 1:
             return ()
-        starts = [s.bridge_starts(batch) for s, batch in zip(self.studies, batches, strict=True)]
+        starts = [
+            study.bridge_starts(batch, with_tables)
+            for study, batch in zip(self.studies, batches, strict=True)
+        ]
         return tuple((name, max(one[name] for one in starts)) for name in starts[0])
 
     def bound_s(self, box: Box) -> float:
@@ -39,19 +42,19 @@ class Crew:
     def dense_s(self, box: Box) -> float:
         """A cheaper one: without any table."""
         corner = [low for low, _ in box]
-        waits = self.waits(corner)
+        waits = self.waits(corner, with_tables=False)
         return max(s.dense_s(batch, waits) for s, batch in zip(self.studies, corner, strict=True))
 
     def balanced(self, box: Box) -> tuple[int, ...]:
-        """A split of the box at which the pools' guessed steps are about equal."""
+        """A split of the box at which the pools reach the last exchange at about the same time."""
         low_s, high_s = (
             0.0,
-            max(s.guess_s(high) for s, (_, high) in zip(self.studies, box, strict=True)),
+            max(s.ready_s(high) for s, (_, high) in zip(self.studies, box, strict=True)),
         )
         for _ in range(30):
             middle_s = (low_s + high_s) / 2
             batches = [
-                _largest(study.guess_s, middle_s, low, high)
+                _largest(study.ready_s, middle_s, low, high)
                 for study, (low, high) in zip(self.studies, box, strict=True)
             ]
             total = sum(s.ranks * b for s, b in zip(self.studies, batches, strict=True))
@@ -64,11 +67,11 @@ class Crew:
         return found
 
 
-def _largest(guess_s: Callable[[float], float], limit_s: float, low: float, high: float) -> float:
-    """The largest batch in [low, high] whose guessed step is within the limit."""
-    if guess_s(high) <= limit_s:
+def _largest(ready_s: Callable[[float], float], limit_s: float, low: float, high: float) -> float:
+    """The largest batch in [low, high] that is ready within the limit."""
+    if ready_s(high) <= limit_s:
         return high
     for _ in range(25):
         middle = (low + high) / 2
-        low, high = (middle, high) if guess_s(middle) <= limit_s else (low, middle)
+        low, high = (middle, high) if ready_s(middle) <= limit_s else (low, middle)
     return low

@@ -27,7 +27,7 @@ from planner.specs.plan import MemoryPolicy, Placement
 from planner.specs.units import Dtype
 
 GRID_POINTS = 9
-"""Local batches at which the step without tables is sampled to guess a balanced split."""
+"""Local batches at which the work without tables is sampled to guess a balanced split."""
 
 
 def compute_precisions(device: DeviceProfile, model: ModelSpec) -> tuple[Dtype, ...]:
@@ -94,7 +94,7 @@ class PoolStudy:
     _classes: dict[tuple[int, bool], tuple[TableClass, ...]] = field(default_factory=dict)
     _candidates: dict[tuple[int, Waits], list[Candidate]] = field(default_factory=dict)
     _solved: dict[tuple[int, Waits], Solved | None] = field(default_factory=dict)
-    _tables_s: dict[int, float] = field(default_factory=dict)
+    _starts: dict[tuple[int, bool], dict[str, float]] = field(default_factory=dict)
     _grid: tuple[list[float], list[float]] | None = None
 
     @property
@@ -152,14 +152,54 @@ class PoolStudy:
         spans = self.graph(batch, policy).schedule({}, dict(waits))
         return max(span.end_s for span in spans.values())
 
-    def bridge_starts(self, batch: int) -> dict[str, float]:
-        """Earliest start of each operation on the bridge, whatever policy and placements."""
-        starts: dict[str, float] = {}
-        for policy in self.policies:
-            for name, span in self.graph(batch, policy).schedule({}).items():
-                if name.startswith(EXCHANGE_PREFIX):
-                    starts[name] = min(span.start_s, starts.get(name, span.start_s))
+    def bridge_starts(self, batch: int, with_tables: bool = False) -> dict[str, float]:
+        """Earliest start of each operation on the bridge, whatever policy and placements.
+
+        Args:
+            with_tables: count the tables' part before the last one too (an LP per policy).
+        """
+        key = (batch, with_tables)
+        if key not in self._starts:
+            each: dict[MemoryPolicy, dict[str, float]] = {}
+            for policy in sorted(self.policies, key=lambda p: self._dense_s(batch, p, ())):
+                if not any(self._never_faster(batch, policy, other) for other in each):
+                    each[policy] = self._policy_starts(batch, policy, with_tables)
+            names = next(iter(each.values()))
+            self._starts[key] = {name: min(one[name] for one in each.values()) for name in names}
+        return self._starts[key]
+
+    def _policy_starts(
+        self, batch: int, policy: MemoryPolicy, with_tables: bool
+    ) -> dict[str, float]:
+        spans = self.graph(batch, policy).schedule({})
+        starts = {n: span.start_s for n, span in spans.items() if n.startswith(EXCHANGE_PREFIX)}
+        program = self.program(batch, policy, spill=False) if with_tables and starts else None
+        if program is not None:
+            last = list(starts)[-1]
+            relaxed = relax(program, memory=False, seed=self.options.seed, until=last)
+            starts[last] = max(starts[last], relaxed.step_s - spans[last].operation.seconds)
         return starts
+
+    def ready_s(self, batch: float) -> float:
+        """Rough time until the pool has done its part before the last exchange; no bound.
+
+        Balancing it over the pools lets none of them wait. Sampled without tables, plus tables in
+        proportion to the batch.
+        """
+        if self._grid is None:
+            most = max(self.model.global_batch // self.ranks, 1)
+            batches = sorted({max(1, round(b)) for b in np.geomspace(1, most, GRID_POINTS)})
+            ready = [max(self.bridge_starts(b).values(), default=0.0) for b in batches]
+            self._grid = [float(b) for b in batches], ready
+        seconds = float(np.interp(batch, *self._grid))
+        known = [b for b, with_tables in self._starts if with_tables]
+        if known:
+            nearest = min(known, key=lambda b: (abs(b - batch), b))
+            tables_s = max(self.bridge_starts(nearest, True).values(), default=0.0) - max(
+                self.bridge_starts(nearest).values(), default=0.0
+            )
+            seconds += tables_s * batch / nearest
+        return seconds
 
     def bound_s(self, batch: int, waits: Waits = ()) -> float:
         """Lower bound at this and every larger local batch; infinite if nothing fits."""
@@ -190,8 +230,6 @@ class PoolStudy:
                 found += bounds
                 best = min(best, *(candidate.bound_s for candidate in bounds))
             self._candidates[key] = sorted(found, key=lambda candidate: candidate.bound_s)
-            if np.isfinite(best):
-                self._tables_s[batch] = max(best - self.dense_s(batch, waits), 0.0)
         return self._candidates[key]
 
     def _never_faster(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
@@ -226,35 +264,6 @@ class PoolStudy:
                 bound_s = max(relaxed.step_s, ignoring_s)
             found.append(Candidate(choice, bound_s))
         return found
-
-    def guess_s(self, batch: float) -> float:
-        """Rough time until the pool waits only for the bridge; for balancing, not a bound.
-
-        Sampled time of the step without tables, bridge and host, plus tables in proportion to
-        the batch.
-        """
-        if self._grid is None:
-            most = max(self.model.global_batch // self.ranks, 1)
-            batches = sorted({max(1, round(b)) for b in np.geomspace(1, most, GRID_POINTS)})
-            self._grid = [float(b) for b in batches], [self._computing_s(b) for b in batches]
-        seconds = float(np.interp(batch, *self._grid))
-        if self._tables_s:
-            nearest = min(self._tables_s, key=lambda b: (abs(b - batch), b))
-            seconds += self._tables_s[nearest] * batch / nearest
-        return seconds
-
-    def _computing_s(self, batch: int) -> float:
-        return min(
-            StepGraph(
-                tuple(
-                    replace(operation, seconds=0.0)
-                    if operation.stream in ("bridge", "host")
-                    else operation
-                    for operation in self.graph(batch, policy).operations
-                )
-            ).step_s({})
-            for policy in self.policies
-        )
 
     def solve(self, batch: int, waits: Waits = ()) -> Solved | None:
         """The best placements over all policies; None if none was found.

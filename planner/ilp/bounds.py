@@ -78,14 +78,20 @@ def dense_step_s(program: PoolProgram) -> float:
     return float(program.times.step_s(np.zeros(len(COMPONENTS))))
 
 
-def relax(program: PoolProgram, memory: bool, seed: int = 0) -> Relaxation:
-    """LP relaxation of the aggregate formulation."""
-    form = aggregate(program, time_unit_s(program), memory, counting=False)
+def relax(
+    program: PoolProgram, memory: bool, seed: int = 0, until: str | None = None
+) -> Relaxation:
+    """LP relaxation of the aggregate formulation.
+
+    Args:
+        until: bound the end of this operation instead of the step.
+    """
+    form = aggregate(program, time_unit_s(program), memory, counting=False, until=until)
     outcome = run(form.problem, SolverOptions(mip_gap=0.0, seed=seed), relaxed=True)
     if outcome.status == "infeasible":
         return Relaxation(float("inf"), False)
     if not outcome.found:
-        return Relaxation(dense_step_s(program), False)
+        return Relaxation(0.0, False)
     mean = sum(
         (
             option.mean * variable.value()

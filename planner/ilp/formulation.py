@@ -150,15 +150,20 @@ def exact(program: PoolProgram, unit_s: float) -> Formulation:
 
 
 def aggregate(
-    program: PoolProgram, unit_s: float, memory: bool = True, counting: bool = True
+    program: PoolProgram,
+    unit_s: float,
+    memory: bool = True,
+    counting: bool = True,
+    until: str | None = None,
 ) -> Formulation:
     """Equations (1) to (5) and (10) to (13): its optimum is a lower bound of the pool's.
 
     Args:
         memory: whether memory is constrained at all.
         counting: whether to include (13), which is of no use to the LP relaxation.
+        until: minimise the end of this operation instead of the step.
     """
-    form, slowest, everywhere = _common(program, unit_s, memory)
+    form, slowest, everywhere = _common(program, unit_s, memory, until)
     problem = form.problem
     scale = _scale(program, unit_s)
     for c in everywhere:
@@ -225,7 +230,7 @@ def _scale(program: PoolProgram, unit_s: float) -> Callable[[int], float]:
 
 
 def _common(
-    program: PoolProgram, unit_s: float, memory: bool
+    program: PoolProgram, unit_s: float, memory: bool, until: str | None = None
 ) -> tuple[Formulation, dict[int, pulp.LpVariable], dict[int, pulp.LpVariable]]:
     """Equations (1) to (5); L by component, S by component."""
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
@@ -247,7 +252,8 @@ def _common(
         for begin in begins:
             for last in lasts:
                 problem += variable >= begin + last + operation.seconds / unit_s  # (3)
-        problem += step >= variable  # (2)
+        if until in (None, operation.name):
+            problem += step >= variable  # (2)
     scale = _scale(program, unit_s)
     components = [*program.times.components, *((HBM, HOST) if memory else ())]
     parts: dict[int, list[tuple[pulp.LpVariable, float]]] = {c: [] for c in components}
