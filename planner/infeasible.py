@@ -21,6 +21,8 @@ from planner.specs.units import GIB, Dtype
 from planner.splits import SplitSpace, equal_split
 from planner.study import compute_precisions, narrowest
 
+HOST_GIB = tuple(2**power for power in range(2, 15))
+"""Host memory per node that is tried, if such machines are at hand; it is all that CPUs have."""
 MOST_NODES = 512
 """Larger pools are not tried when looking for the smallest that fits."""
 
@@ -145,13 +147,17 @@ def no_crew(cluster: ClusterSpec, model: ModelSpec, matched: bool) -> Infeasible
         if miss.table
         else "tables, activations and buffers do not fit"
     )
+    on_cpu = load_device(pool.device).is_cpu
+    memory = "host memory" if on_cpu else "device memory"
+    spilled = (
+        "" if on_cpu else f"; host memory is used up to {miss.host_capacity_bytes / GIB:.0f} GiB"
+    )
     copies = " (every working pool holds a full copy of the tables)" if len(misses) > 1 else ""
     return InfeasibleError(
-        f"device memory of pool {pool.name} ({pool.devices} x {pool.device}): {what}{copies}: "
+        f"{memory} of pool {pool.name} ({pool.devices} x {pool.device}): {what}{copies}: "
         f"{miss.device_bytes:,} bytes per rank ({miss.device_bytes / GIB:.1f} GiB) too many for "
         f"{miss.capacity_bytes / GIB:.1f} GiB, of which {miss.base_bytes / GIB:.1f} GiB go to "
-        f"everything but tables; host memory is used up to {miss.host_capacity_bytes / GIB:.0f} "
-        "GiB per rank",
+        f"everything but tables{spilled}",
         field=f"pools.{index}",
         fix=" or ".join(_cures(cluster, model, pool, matched))
         or "use devices with more memory, or a smaller model",
@@ -194,11 +200,10 @@ def _cures(cluster: ClusterSpec, model: ModelSpec, pool: PoolSpec, matched: bool
     least = model.model_copy(update={"global_batch": pool.devices * len(cluster.pools)})
     if fits(pool, least):
         yield f"use a smaller --global-batch ({_largest_batch(fits, model, pool)} still fits)"
-    if not load_device(pool.device).is_cpu:
-        for gib in (512, 1024, 2048, 4096, 8192):
-            if fits(pool.model_copy(update={"host_memory_gib_per_node": float(gib)}), model):
-                yield f"set host_memory_gib_per_node of pool {pool.name} to {gib}"
-                break
+    for gib in HOST_GIB:
+        if fits(pool.model_copy(update={"host_memory_gib_per_node": float(gib)}), model):
+            yield f"set host_memory_gib_per_node of pool {pool.name} to {gib}"
+            break
 
 
 def _largest_batch(fits: object, model: ModelSpec, pool: PoolSpec) -> int:
