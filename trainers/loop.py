@@ -171,7 +171,7 @@ def train_rank(task: TrainTask, rank: RankEnv, report: Report) -> TrainResult:
             trained here. RunError: training diverged.
     """
     use_own_cores(rank.device)
-    source = open_source(task)
+    source = open_source(task, rank.device)
     part = rank_slice(task, rank)
     trainable = set_up(task.plan, rank, task.seed)
     try:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
+
 from trainers.data.batch import Batch
 from trainers.task import TrainTask
 
@@ -42,8 +44,14 @@ class Source(Protocol):
         batch count: the last one is padded by repeating its last sample."""
 
 
-def open_source(task: TrainTask) -> Source:
+HOST = torch.device("cpu")
+
+
+def open_source(task: TrainTask, device: torch.device = HOST) -> Source:
     """The task's source, checked: files exist and begin usably, and the model fits the data.
+
+    Args:
+        device: where synthetic samples are made; lines of files are read on the host.
 
     Raises:
         SpecError: a file that cannot be used. UsageError: a model that does not fit.
@@ -52,4 +60,4 @@ def open_source(task: TrainTask) -> Source:
     from trainers.data.criteo import CriteoSource
     from trainers.data.synthetic import SyntheticSource
 
-    return SyntheticSource(task) if task.data.synthetic else CriteoSource(task)
+    return SyntheticSource(task, device) if task.data.synthetic else CriteoSource(task)

@@ -1,6 +1,7 @@
 """Made-up samples: Zipf ids as the model spec says, labels from a planted model.
 
-Every number is a function of (seed, what it is, sample), so a rank makes its own slice alone.
+Every number is a function of (seed, what it is, sample), so a rank makes its own slice alone, on
+its own device: on one host core, ids for a GPU would take longer than its step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torchrec import KeyedJaggedTensor
 from planner.specs.model import ModelSpec
 from trainers.counter_rng import normal, text_counter, uniform
 from trainers.data.batch import Batch
-from trainers.data.source import ReadReport, Slice
+from trainers.data.source import HOST, ReadReport, Slice
 from trainers.task import DEFAULT_SYNTHETIC_STEPS, TrainTask
 
 HEAD_RANKS = 4096
@@ -79,7 +80,7 @@ def _coprime_stride(rows: int) -> int:
 class SyntheticSource:
     """Endless samples for any model; ``steps`` of the task says how many are used."""
 
-    def __init__(self, task: TrainTask) -> None:
+    def __init__(self, task: TrainTask, device: torch.device) -> None:
         self.report = ReadReport()
         self._seed = task.seed
         self._global_batch = task.plan.global_batch
@@ -87,7 +88,7 @@ class SyntheticSource:
         fraction = task.eval_fraction
         holdout = self._steps * fraction / (1.0 - fraction)
         self._holdout_batches = max(1, round(holdout)) if fraction else 0
-        self.samples = SampleMaker(task.plan.model, task.seed)
+        self.samples = SampleMaker(task.plan.model, task.seed, device)
 
     def train_batches(self, part: Slice) -> Iterator[Batch]:
         """The rank's slice of every global batch."""
@@ -102,11 +103,16 @@ class SyntheticSource:
 
 
 class SampleMaker:
-    """Samples by number."""
+    """Samples by number, made on ``device``."""
 
-    def __init__(self, model: ModelSpec, seed: int) -> None:
+    def __init__(self, model: ModelSpec, seed: int, device: torch.device = HOST) -> None:
         self._model = model
         self._seed = seed
+        self._device = device
+        with device:
+            self._prepare(model, seed)
+
+    def _prepare(self, model: ModelSpec, seed: int) -> None:
         features = [
             (name, table, pooling)
             for table in model.all_tables
@@ -130,7 +136,10 @@ class SampleMaker:
 
     def batch(self, first: int, count: int) -> Batch:
         """Samples ``first`` to ``first + count - 1``."""
-        sample = _arange(first, count)
+        with self._device:
+            return self._batch(_arange(first, count))
+
+    def _batch(self, sample: torch.Tensor) -> Batch:
         dense = normal(
             self._seed, text_counter("dense"), sample[:, None], _arange(0, self._width)[None, :]
         )
