@@ -17,6 +17,11 @@ class Crew:
     space: SplitSpace
 
     @property
+    def devices(self) -> int:
+        """Working devices of all pools."""
+        return sum(study.ranks for study in self.studies)
+
+    @property
     def label(self) -> str:
         return " + ".join(
             f"{s.pool.name} {s.pool.nodes}x{s.pool.devices_per_node} {s.device.name}"

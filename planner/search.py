@@ -110,7 +110,7 @@ class Search:
     def crews(self) -> Iterator[Crew]:
         """All crews that reach the batch, the whole cluster first."""
         choices = [
-            [pool.nodes] if self.options.matched else range(pool.nodes, -1, -1)
+            [pool.nodes] if self.options.matched else range(pool.nodes, pool.min_nodes - 1, -1)
             for pool in self.cluster.pools
         ]
         for nodes in product(*choices):
@@ -141,6 +141,24 @@ class Search:
         if self.best is None or choice.evaluation.step_s < self.best.step_s:
             self.best = Scored(crew, split, solved, choice.evaluation)
             self.scored[f"naive port: {crew.label}", split] = self.best
+
+    def spare_devices(self, bound_s: float) -> None:
+        """Prefer the crew with the fewest devices whose step is within the gap of the bound too:
+        where the host or the bridge decides the step, more devices would only stand idle."""
+        enough_s = bound_s * (1 + self.options.mip_gap)
+        if self.best is None or self.best.step_s > enough_s:
+            return
+        used = self.best.crew.devices
+        for crew in sorted(self.crews(), key=lambda crew: crew.devices):
+            root = crew.space.root
+            if crew.devices >= used or root is None or time.monotonic() > self.deadline:
+                return
+            if crew.dense_s(root) > enough_s or crew.bound_s(root) > enough_s:
+                continue
+            scored = self.score(crew, crew.balanced(root))
+            if scored is not None and scored.step_s <= enough_s:
+                self.best = scored
+                return
 
     def run(self) -> float:
         """Fill ``best`` and ``scored``; the proven lower bound, seconds."""
@@ -244,6 +262,7 @@ def plan_job(
     search = Search(cluster, job, options, time.monotonic() + options.time_limit_s)
     bound_s = search.run()
     search.offer_naive()
+    search.spare_devices(bound_s)
     if search.best is None:
         raise no_crew(cluster, job, options.matched)
     contexts = {one.context.pool.name: one.context for one in search.best.solved}
@@ -275,7 +294,10 @@ def plan_job(
 
 def _considered(search: Search) -> Iterator[Alternative]:
     """The best splits that were solved, then the crews that were given up by their bound."""
-    ranked = sorted(search.scored.values(), key=lambda one: (one.step_s, one.crew.label, one.split))
+    ranked = sorted(
+        search.scored.values(),
+        key=lambda one: (one is not search.best, one.step_s, one.crew.label, one.split),
+    )
     top_k = search.options.top_k
     for scored in ranked[:top_k]:
         yield Alternative(

@@ -26,6 +26,8 @@ class PoolSpec(Spec):
     """A device type that hwplan ships, or the path of a profile (relative to this file)."""
     nodes: Annotated[int, Field(gt=0, le=100_000)]
     devices_per_node: Annotated[int, Field(gt=0, le=1_000)]
+    min_nodes: NonNegativeInt = 0
+    """Nodes that every plan must use; 0 lets a plan leave the pool out."""
     nic_gbps_per_device: PositiveFloat | None = None
     """Scale-out bandwidth; the device profile's when left out."""
     host_memory_gib_per_node: PositiveFloat | None = None
