@@ -157,7 +157,7 @@ def _connected(address: str) -> Iterator[None]:
             fix=CONNECT_HELP,
         ) from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _leave)  # ray.init put its own, which aborts, over it
+        signal.signal(signal.SIGTERM, _terminate)  # ray.init put its own, which aborts, over it
     try:
         yield
     finally:
@@ -242,8 +242,13 @@ def _ray_address_file_kept() -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)
+_terminated = threading.Event()
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Of all exceptions that a signal handler raises, ray.get passes on only this one."""
+    _terminated.set()
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -252,9 +257,13 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, _leave)
+    previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except KeyboardInterrupt:
+        if _terminated.is_set():
+            sys.exit(TERMINATED)
+        raise
     finally:
         signal.signal(signal.SIGTERM, previous)
 

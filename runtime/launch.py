@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
 import tempfile
@@ -47,8 +48,8 @@ def run_tasks(
 ) -> list[dict[str, Any]]:
     """Run tasks in turn with one set of workers on the connected Ray cluster.
 
-    The tasks' plans must be for the same cluster. Events go to ``on_event`` as they arrive, in the
-    calling thread: ``placed`` from every worker, then from rank 0 of every task ``started``,
+    The tasks' plans must be for the same cluster. Events go to ``on_event`` as they arrive, on
+    another thread: ``placed`` from every worker, then from rank 0 of every task ``started``,
     ``metrics`` and ``result``, with the task's index. If workers fail in a way that is no user's
     error, ``error_file`` gets their tracebacks.
 
@@ -65,7 +66,7 @@ def run_tasks(
     address = own_address()
     store = JobStore.host(address)
     folder = tempfile.mkdtemp(prefix="hwplan-train-")
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         run_worker,
         train_loop_config={"job": Job(tuple(tasks), slots, address, store.port)},
         scaling_config=ScalingConfig(
@@ -83,50 +84,73 @@ def run_tasks(
             ),
         ),
     )
-    results: list[dict[str, Any]] = []
-    errors: list[dict[str, Any]] = []
-
-    def take_events() -> None:
-        for event in store.new_events():
-            if event["kind"] == "error":
-                errors.append(event)
-            elif event["kind"] == "result":
-                results.append(event)
-                on_event(event)
-            else:
-                on_event(event)
-
-    fit = _Fit(trainer)
-    try:
-        while not fit.wait(POLL_S):
-            take_events()
-        take_events()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if fit.error is not None or errors:
-        raise explain(errors, fit.error, slots, error_file)
-    return results
-
-
-class _Fit:
-    """``trainer.fit()`` on a thread, so that the main thread can show progress and be interrupted
-    (on the main thread Ray would take over Ctrl-C)."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(trainer,), daemon=True)
-        self._thread.start()
-
-    def _run(self, trainer: TorchTrainer) -> None:
+    ray_error: Exception | None = None
+    with _Follower(store, on_event) as follower:
         try:
             trainer.fit()
-        except Exception as error:  # whatever it is, it ends the job and is explained there
-            self.error = error
+        except Exception as error:  # whatever it is, it ends the job and is explained below
+            ray_error = error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if ray_error is not None or follower.errors:
+        raise explain(follower.errors, ray_error, slots, error_file)
+    return follower.results
 
-    def wait(self, seconds: float) -> bool:
-        """Whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+
+class _Follower:
+    """Reads the job's events on a thread, because Ray needs the main one.
+
+    An error in ``on_event`` interrupts the main thread and comes back from there.
+    """
+
+    def __init__(self, store: JobStore, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self.results: list[dict[str, Any]] = []
+        self.errors: list[dict[str, Any]] = []
+        self._store = store
+        self._on_event = on_event
+        self._failure: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="job-events", daemon=True)
+
+    def __enter__(self) -> _Follower:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(POLL_S):
+                self._take()
+            self._take()
+        except Exception as error:  # raised again on the main thread
+            self._failure = error
+            if not self._stop.is_set():
+                _thread.interrupt_main()
+
+    def _take(self) -> None:
+        for event in self._store.new_events():
+            if event["kind"] == "error":
+                self.errors.append(event)
+                continue
+            if event["kind"] == "result":
+                self.results.append(event)
+            self._on_event(event)
+
+
+class _Trainer(TorchTrainer):
+    """Leaves Ctrl-C to the caller.
+
+    Ray's own handler aborts the job and reports success. ``fit`` must not run on another thread
+    either: a thread that calls Ray after ``ray.shutdown`` ends the whole process.
+    """
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        return
 
 
 class _WorkersOnly(TorchConfig):
