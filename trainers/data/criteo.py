@@ -135,10 +135,9 @@ class CriteoSource:
             SpecError: the files hold fewer training samples than one global batch.
         """
         steps, epochs = self._task.steps, self._task.epochs
-        limit = steps if steps is not None else None
-        lines = self._training_lines(None if limit is not None else epochs or 1)
+        lines = self._training_lines(None if steps is not None else epochs or 1)
         step = 0
-        while limit is None or step < limit:
+        while steps is None or step < steps:
             batch = list(islice(lines, self._global_batch))
             if len(batch) < self._global_batch:
                 self.report.dropped_samples += len(batch)
