@@ -48,7 +48,10 @@ class Head(nn.Module):
 
     def _pooled(self, embeddings: KeyedTensor) -> torch.Tensor:
         # Each sharding returns features in an order of its own; the network wants the model's.
-        pooled = KeyedTensor.regroup([embeddings], [self.features])[0]
+        if embeddings.keys() == self.features:
+            pooled = embeddings.values()
+        else:
+            pooled = KeyedTensor.regroup([embeddings], [self.features])[0]
         return self.policy.unscale_gradient(pooled)
 
 

@@ -7,6 +7,7 @@ waits for the pooled rows, so that their exchange overlaps with the bottom MLP.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,6 +81,37 @@ def _bottom(model: ModelSpec) -> nn.Module:
     return Mlp(model.dense_features, model.bottom_mlp, activate_last=True)
 
 
+class PairwiseDots(torch.autograd.Function):
+    """Dot products of the pairs of each sample's vectors.
+
+    With V [vectors, dim], a sample's products are pairs of V V^T. Their gradient is S V, S the
+    symmetric matrix with each pair's gradient in both of its places: one product, where autograd's
+    own rule makes two (for V and for V^T) and adds them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: torch.Tensor, pairs: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """[batch, vectors, dim] to [batch, pairs].
+
+        Args:
+            pairs: [pairs], each one's place in the flattened vectors x vectors matrix.
+            places: [vectors * vectors], the pair in each place (on the diagonal, their number).
+        """
+        ctx.save_for_backward(vectors, places)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return products.index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        vectors, places = ctx.saved_tensors
+        count = vectors.shape[1]
+        none_on_diagonal = nn.functional.pad(gradient, (0, 1))
+        symmetric = none_on_diagonal.index_select(1, places).view(-1, count, count)
+        return torch.bmm(symmetric, vectors), None, None
+
+
 class DlrmDot(nn.Module):
     """DLRM: dot products of all pairs of {bottom output, embeddings}, then the top MLP."""
 
@@ -89,6 +121,9 @@ class DlrmDot(nn.Module):
         vectors = model.pooled_width // self.dim + 1
         rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
+        places = torch.full((vectors, vectors), len(rows))
+        places[rows, columns] = places[columns, rows] = torch.arange(len(rows))
+        self.register_buffer("places", places.view(-1), persistent=False)
         self.bottom = _bottom(model)
         self.top = Mlp(self.dim + len(rows), model.top_mlp, activate_last=False)
 
@@ -97,8 +132,7 @@ class DlrmDot(nn.Module):
         bottom = self.bottom(dense)
         pooled = embeddings().to(bottom.dtype)
         vectors = torch.cat([bottom, pooled], dim=1).view(len(bottom), -1, self.dim)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        pairs = products.index_select(1, self.pairs)
+        pairs = PairwiseDots.apply(vectors, self.pairs, self.places)
         return self.top(torch.cat([bottom, pairs], dim=1)).squeeze(1)
 
 
