@@ -25,12 +25,12 @@ class Measurement:
     """Measured speed of one plan."""
 
     step_ms: float
-    """Median over the rounds of the median step."""
+    """Median over the rounds of the typical step."""
     samples_per_s: float
     """Global batch over that step."""
     predicted_step_ms: float
     rounds_ms: tuple[float, ...]
-    """Median step of each round, in time order."""
+    """Typical step of each round (whole exchange intervals count), in time order."""
 
 
 def measure(
@@ -49,19 +49,7 @@ def measure(
         UsageError: the model cannot be trained, this machine is not the cluster, nobody listens
             at ``address``. RunError: a run failed.
     """
-    per_round = math.ceil(steps / ROUNDS)
-    tasks = [
-        TrainTask(
-            plan=plan,
-            steps=WARMUP_STEPS + max(per_round, WARMUP_STEPS),
-            seed=seed,
-            eval_fraction=0.0,
-            warmup_steps=WARMUP_STEPS,
-            log_interval_steps=WARMUP_STEPS + per_round,
-        )
-        for _ in range(ROUNDS)
-        for plan in plans
-    ]
+    tasks = [_round(plan, steps, seed) for _ in range(ROUNDS) for plan in plans]
     check_task(tasks[0], address)
     from runtime.embedded import ray_session
 
@@ -97,3 +85,17 @@ def measure(
             )
         )
     return answer
+
+
+def _round(plan: Plan, steps: int, seed: int) -> TrainTask:
+    """One round of a plan: its part of ``steps``, in whole exchange intervals."""
+    interval = plan.exchange.embedding_interval_steps
+    timed = interval * math.ceil(max(steps / ROUNDS, WARMUP_STEPS) / interval)
+    return TrainTask(
+        plan=plan,
+        steps=WARMUP_STEPS + timed,
+        seed=seed,
+        eval_fraction=0.0,
+        warmup_steps=WARMUP_STEPS,
+        log_interval_steps=WARMUP_STEPS + timed,
+    )

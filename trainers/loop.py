@@ -155,6 +155,15 @@ class Clock:
             return math.nan
         return (time.perf_counter() - self._start) / len(self.step_s)
 
+    def typical_step_s(self, interval_steps: int) -> float:
+        """Median over whole exchange intervals of their mean step: an exchange belongs to all steps
+        that it serves. The mean of all steps if they are fewer; NaN before the first."""
+        means = [
+            statistics.fmean(self.step_s[start : start + interval_steps])
+            for start in range(0, len(self.step_s) - interval_steps + 1, interval_steps)
+        ]
+        return statistics.median(means or [statistics.fmean(self.step_s or [math.nan])])
+
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -219,7 +228,7 @@ def _train(
         steps=step,
         samples=step * plan.global_batch,
         samples_per_s=plan.global_batch / seconds_per_step,
-        step_ms=1e3 * statistics.median(clock.step_s or [math.nan]),
+        step_ms=1e3 * clock.typical_step_s(plan.exchange.embedding_interval_steps),
         metrics_on="holdout" if held_out.samples else "training",
         loss=shown.loss,
         auc=shown.auc,

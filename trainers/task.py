@@ -99,7 +99,7 @@ class TrainResult:
     samples_per_s: float
     """After warm-up, wall clock, everything included."""
     step_ms: float
-    """Median step after warm-up."""
+    """After warm-up, median over whole exchange intervals of their mean step."""
     metrics_on: str
     """What the next five were measured on: ``holdout`` or ``training`` (the last window)."""
     loss: float | None

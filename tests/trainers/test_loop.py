@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from planner.specs.errors import RunError, UsageError
 from planner.specs.load import load_model
 from planner.specs.model import ModelSpec
 from tests.trainers.jobs import model_of, plan_of, rank_env, whole_on_rank_0
 from trainers.data.criteo import is_held_out
-from trainers.loop import train_rank
+from trainers.loop import Clock, train_rank
 from trainers.task import DataSpec, TrainResult, TrainTask
 
 CLICKS = Path(__file__).parents[3] / "shared/data/clicklogs/criteo_kaggle_18k.tsv.gz"
@@ -105,3 +106,11 @@ def test_learns_nothing_from_shuffled_labels(
     small = load_model("dlrm_criteo_small").model_copy(update={"top_mlp": (128, 64, 1)})
     result = train(small, [], data=DataSpec((str(path),)), epochs=1)
     assert result.auc is not None and result.auc <= 0.60
+
+
+def test_a_typical_step_has_its_share_of_the_exchange() -> None:
+    clock = Clock(torch.device("cpu"), 0)
+    clock.step_s = [1.0, 1.0, 9.0, 3.0, 1.0, 2.0, 1.0, 90.0, 1.0, 5.0]
+    assert clock.typical_step_s(3) == pytest.approx(11 / 3)  # of 11/3, 2, 92/3; the rest is cut
+    assert clock.typical_step_s(1) == pytest.approx(1.5)
+    assert clock.typical_step_s(100) == pytest.approx(11.4)
