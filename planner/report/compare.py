@@ -60,7 +60,9 @@ def _headline(
         + (f"; {others}" if others else ""),
     )
     if comparison.free.planned.plan.works_like(plan):
-        indented(console, "free: the same plan; leaving devices out does not help")
+        fixed = all(pool.min_nodes == pool.nodes for pool in plan.cluster.pools)
+        why = "min_nodes keeps all nodes at work" if fixed else "leaving devices out does not help"
+        indented(console, f"free: the same plan; {why}")
         return
     working = ", ".join(
         f"{pool.nodes} x {pool.devices_per_node} in {name}"
