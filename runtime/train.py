@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.specs.base import write_atomically
 from planner.specs.errors import SpecError, UsageError
+from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, save_plan
 from trainers.task import TrainTask
 
@@ -89,6 +90,19 @@ def finite(data: Any) -> Any:
     return data
 
 
+def check_trainable(model: ModelSpec) -> None:
+    """
+    Raises:
+        UsageError: the model's architecture can only be planned.
+    """
+    if not model.trainable:
+        raise UsageError(
+            f"model {model.name} can be planned but not trained (architecture {model.arch})",
+            field="--model",
+            fix="see hwplan models for those that can be trained",
+        )
+
+
 def check_task(task: TrainTask, address: str | None) -> None:
     """What can be known before any process starts.
 
@@ -96,13 +110,7 @@ def check_task(task: TrainTask, address: str | None) -> None:
         UsageError: the model cannot be trained, or does not fit the data.
         SpecError: unusable data.
     """
-    if not task.plan.model.trainable:
-        raise UsageError(
-            f"model {task.plan.model.name} can be planned but not trained "
-            f"(architecture {task.plan.model.arch})",
-            field="--model",
-            fix="see hwplan models for those that can be trained",
-        )
+    check_trainable(task.plan.model)
     if address is None:
         # On another cluster the files are on the workers' nodes, and they check for themselves.
         from trainers.data.source import open_source

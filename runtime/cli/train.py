@@ -146,8 +146,10 @@ def _plan_of(
                 fix="give --plan PLAN, or both --cluster FILE and --model NAME_OR_FILE",
             )
         from planner.search import plan_job
+        from runtime.train import check_trainable
 
         cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+        check_trainable(model_spec)  # before the minutes that planning a large model may take
         with working(f"planning {model_spec.name} on {cluster_spec.name}"):
             return plan_job(cluster_spec, model_spec, global_batch)
     if global_batch is not None:

@@ -230,3 +230,10 @@ def test_option_defaults_are_the_planners() -> None:
     assert defaults["time_limit"] == options.time_limit_s
     assert defaults["mip_gap"] == options.mip_gap
     assert load_model("dlrm").global_batch == 65536
+
+
+def test_training_a_plan_only_model_is_refused_before_it_is_planned() -> None:
+    # Planned first, it would be refused for its size.
+    result = in_new_process("train", "--cluster", "local", "--model", "wukong_criteo")
+    assert result.returncode == 2 and not result.stdout
+    assert "can be planned but not trained" in result.stderr and "To fix" in result.stderr
