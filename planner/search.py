@@ -173,7 +173,7 @@ class Search:
         serial = len(queue)
         while queue:
             bound_s, order, relaxed, box, crew = queue[0]
-            if self._good_enough(bound_s) or (self.best and time.monotonic() > self.deadline):
+            if self._good_enough(bound_s) or self._out_of_time():
                 break
             heapq.heappop(queue)
             if not relaxed:
@@ -192,6 +192,11 @@ class Search:
             self.crew_bounds[crew.label] = crew, min(bound_s, lowest_s)
         left_s = min((bound_s for bound_s, *_ in queue), default=float("inf"))
         return min(self.closed_s, left_s)
+
+    def _out_of_time(self) -> bool:
+        """A search without any plan yet gets as long again: a late plan beats none."""
+        grace_s = 0.0 if self.best else self.options.time_limit_s
+        return time.monotonic() > self.deadline + grace_s
 
     def _good_enough(self, bound_s: float) -> bool:
         return self.best is not None and self.best.step_s <= bound_s * (1 + self.options.mip_gap)

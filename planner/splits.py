@@ -25,23 +25,30 @@ class SplitSpace:
 
     def tighten(self, box: Box) -> Box | None:
         """Shrink a box to what the sum allows; None if it holds no split."""
-        lows, highs = [low for low, _ in box], [high for _, high in box]
+        if self.global_batch % math.gcd(*self.ranks):
+            return None
+        smaller: Box | None = box
+        while smaller is not None:
+            box, smaller = smaller, self._tighten_once(smaller)
+            if smaller == box:
+                return box if self.nearest(box, [float(low) for low, _ in box]) else None
+        return None
+
+    def _tighten_once(self, box: Box) -> Box | None:
+        """What each pool may do if the others do their least or their most."""
         if any(low > high for low, high in box):
             return None
-        least = sum(n * low for n, low in zip(self.ranks, lows, strict=True))
-        most = sum(n * high for n, high in zip(self.ranks, highs, strict=True))
+        least = sum(n * low for n, (low, _) in zip(self.ranks, box, strict=True))
+        most = sum(n * high for n, (_, high) in zip(self.ranks, box, strict=True))
         result = []
-        for n, low, high in zip(self.ranks, lows, highs, strict=True):
+        for n, (low, high) in zip(self.ranks, box, strict=True):
             rest_most, rest_least = most - n * high, least - n * low
             low = max(low, -(-(self.global_batch - rest_most) // n))
             high = min(high, (self.global_batch - rest_least) // n)
             if low > high:
                 return None
             result.append((low, high))
-        tightened = tuple(result)
-        if tightened != box:
-            return self.tighten(tightened)
-        return tightened if self.nearest(tightened, [float(low) for low, _ in box]) else None
+        return tuple(result)
 
     def nearest(self, box: Box, target: list[float]) -> tuple[int, ...] | None:
         """A split in the box near ``target``: pool by pool, largest first, as close as the others

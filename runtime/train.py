@@ -93,7 +93,7 @@ def finite(data: Any) -> Any:
 def check_trainable(model: ModelSpec) -> None:
     """
     Raises:
-        UsageError: the model's architecture can only be planned.
+        UsageError: the model can only be planned: for its architecture, or for a table's width.
     """
     if not model.trainable:
         raise UsageError(
@@ -101,6 +101,15 @@ def check_trainable(model: ModelSpec) -> None:
             field="--model",
             fix="see hwplan models for those that can be trained",
         )
+    for table in model.all_tables:
+        if table.embedding_dim % 4:
+            raise UsageError(
+                f"table {table.name} of model {model.name} has an embedding_dim that FBGEMM's "
+                "kernels do not train: they want multiples of 4",
+                field="--model",
+                value=table.embedding_dim,
+                fix=f"use {-(-table.embedding_dim // 4) * 4} in a copy of the model file",
+            )
 
 
 def check_task(task: TrainTask, address: str | None) -> None:

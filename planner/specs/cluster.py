@@ -42,6 +42,11 @@ class PoolSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> PoolSpec:
+        if self.min_nodes > self.nodes:
+            raise problem(
+                f"min_nodes is {self.min_nodes}, but the pool has {self.nodes} nodes",
+                "lower min_nodes, or raise nodes",
+            )
         cores = self.cpu_cores or ()
         if len(set(cores)) < len(cores):
             raise problem(f"cpu_cores {list(cores)} names a core twice", "list each core once")

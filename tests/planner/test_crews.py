@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from planner.search import SearchOptions, plan_job
 from planner.specs.cluster import BridgeSpec, ClusterSpec, PoolSpec
 from planner.specs.load import load_device, load_model
@@ -42,3 +44,8 @@ def test_min_nodes_keeps_a_pool_that_does_not_pay() -> None:
     assert len(plan_job(cluster, model).pools) == 1
     kept = tuple(pool.model_copy(update={"min_nodes": 1}) for pool in pools)
     assert len(plan_job(cluster.model_copy(update={"pools": kept}), model).pools) == 2
+
+
+def test_min_nodes_above_nodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_nodes is 3, but the pool has 2 nodes"):
+        two_nodes(3)

@@ -61,3 +61,17 @@ def test_equal_split_keeps_the_sum_where_it_does_not() -> None:
 
 def test_equal_split_of_an_unreachable_batch() -> None:
     assert equal_split({"a": 4, "b": 6}, 21) is None
+
+
+def test_a_batch_that_no_split_reaches_is_refused_whatever_its_size() -> None:
+    assert SplitSpace((32, 16), 65_537).root is None
+    assert SplitSpace((32, 16), 65_537).nearest_batches() == (65_536, 65_552)
+
+
+def test_residues_that_differ_shrink_the_box_step_by_step() -> None:
+    space = SplitSpace((32, 16, 24), 65_536)
+    assert space.root is not None
+    found = space.nearest(space.root, [900.0, 900.0, 900.0])
+    assert (
+        found is not None and sum(n * b for n, b in zip((32, 16, 24), found, strict=True)) == 65_536
+    )
