@@ -2,21 +2,19 @@
 
     python -m benchmarks.measure_cpu
 
-Everything is CPU time (``thread_time``, ``process_time``) of one-thread torch, the least of several
-repeats, so that other work on the machine disturbs little. Needs the training extra.
+Everything is CPU time (``thread_time``) of one-thread torch, the least of several repeats, so that
+other work on the machine disturbs little. Needs the training extra. What workers cost beyond their
+kernels is in ``benchmarks.measure_workers``.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -30,6 +28,7 @@ from benchmarks.fitting import mean_relative_error, pattern_search
 from planner.cost.gemm import Machine, core_seconds
 from planner.cost.tbe import Rates, Shard, backward_seconds, forward_seconds
 from planner.specs.model import ComputeKernel
+from trainers.setup import prepare_host
 
 Array = NDArray[np.float64]
 GEMM_SHAPES = [
@@ -37,6 +36,12 @@ GEMM_SHAPES = [
     for m in (16, 64, 192, 256)
     for n, k in ((1024, 1024), (512, 1024), (1024, 367), (512, 13), (16, 256), (1, 512))
 ] + [(1024, 1024, 64), (1024, 1024, 256), (512, 1024, 192), (1024, 367, 256)]
+BATCHED_SHAPES = [
+    (rows, columns, inner, batch)
+    for batch in (16, 64, 256)
+    for vectors, width in ((27, 256), (27, 64), (9, 128))
+    for rows, columns, inner in ((vectors, vectors, width), (vectors, width, vectors))
+]
 LARGE_FLOPS = 1e7
 TBE_SHAPES = [  # tables, rows, columns, pooling, batch
     (26, 10007, 16, 1, 64),
@@ -47,24 +52,21 @@ TBE_SHAPES = [  # tables, rows, columns, pooling, batch
     (8, 100_000, 64, 10, 1024),
     (8, 100_000, 128, 1, 1024),
 ]
-GLOO_BYTES = (4096, 65536, 1 << 20, 1 << 22)
-GLOO_RANKS = (2, 3, 4)
 
 
 def least_seconds(
     function: Callable[[], object],
-    repeats: int = 15,
+    repeats: int = 40,
     inner: int = 4,
-    clock: Callable[[], float] = time.thread_time,
 ) -> float:
     """Least CPU seconds of one call."""
     function()
     best = np.inf
     for _ in range(repeats):
-        start = clock()
+        start = time.thread_time()
         for _ in range(inner):
             function()
-        best = min(best, (clock() - start) / inner)
+        best = min(best, (time.thread_time() - start) / inner)
     return float(best)
 
 
@@ -90,10 +92,29 @@ def measure_gemm(dtype: torch.dtype) -> dict[str, float]:
         return mean_relative_error(predict(constants)[large], measured[large])
 
     constants = pattern_search(error, np.array([1.5e11, 2e10, 2e-6]))
+    small = np.array(BATCHED_SHAPES, dtype=np.float64)
+    small_measured = []
+    for m, n, k, batch in BATCHED_SHAPES:
+        a, b = torch.randn(batch, m, k, dtype=dtype), torch.randn(batch, k, n, dtype=dtype)
+        small_measured.append(least_seconds(lambda a=a, b=b: torch.bmm(a, b)))
+
+    def predict_batched(ratio: Array) -> Array:
+        flops_per_s, bytes_per_s, launch_s = constants
+        element = torch.finfo(dtype).bits / 8
+        l2 = bytes_per_s * float(ratio[0])
+        machine = Machine(1, flops_per_s, bytes_per_s, l2, element, launch_s, 0.0, 0.0)
+        return core_seconds(machine, *small.T)
+
+    def batched_error(ratio: Array) -> float:
+        return mean_relative_error(predict_batched(ratio), np.array(small_measured))
+
+    ratio = pattern_search(batched_error, np.array([1.5]))
     names = ("flops_per_s", "bytes_per_s", "launch_s")
     return {
         **dict(zip(names, constants.tolist(), strict=True)),
         "error": error(constants),
+        "l2_over_hbm": float(ratio[0]),
+        "batched_error": batched_error(ratio),
     }
 
 
@@ -185,66 +206,9 @@ def measure_tbe(memory_bytes_per_s: float, l2_bytes_per_s: float) -> dict[str, f
     }
 
 
-def _gloo_worker(rank: int, ranks: int, port: int, results: mp.Queue) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
-    )
-    for size in GLOO_BYTES:
-        floats = size // 4 // ranks * ranks
-        buffer, other = torch.ones(floats), torch.empty(floats)
-        operations: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda b=buffer: dist.all_reduce(b),
-            "all_to_all": lambda b=buffer, o=other: dist.all_to_all_single(o, b),
-        }
-        for name, operation in operations.items():
-            seconds = least_seconds(operation, repeats=6, inner=10, clock=time.process_time)
-            if rank == 0:
-                results.put((name, ranks, floats * 4, seconds))
-    dist.destroy_process_group()
-
-
-def measure_gloo() -> dict[str, dict[str, float]]:
-    """CPU seconds per rank of gloo collectives over loopback, all ranks busy."""
-    context = mp.get_context("spawn")
-    rows = []
-    for ranks in GLOO_RANKS:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        results = context.Queue()
-        workers = [
-            context.Process(target=_gloo_worker, args=(rank, ranks, port, results))
-            for rank in range(ranks)
-        ]
-        for worker in workers:
-            worker.start()
-        rows += [results.get(timeout=300) for _ in range(2 * len(GLOO_BYTES))]
-        for worker in workers:
-            worker.join()
-    found = {}
-    for name, halves in (("all_reduce", 2), ("all_to_all", 1)):
-        part = np.array([row[1:] for row in rows if row[0] == name], dtype=np.float64)
-        wire = halves * (part[:, 0] - 1) / part[:, 0] * part[:, 1]
-
-        def predict(c: Array, part: Array = part, wire: Array = wire) -> Array:
-            return c[0] + c[1] * (part[:, 0] - 1) + wire / c[2]
-
-        constants = pattern_search(
-            lambda c, p=predict, t=part[:, 2]: float(np.mean(np.abs(np.log(p(c) / t)))),
-            np.array([5e-5, 5e-5, 1e9]),
-        )
-        found[name] = {
-            "latency_s": float(constants[0]),
-            "per_rank_latency_s": float(constants[1]),
-            "bytes_per_s": float(constants[2]),
-            "error": mean_relative_error(predict(constants), part[:, 2]),
-        }
-    return found
-
-
 def main() -> None:
-    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    prepare_host(torch.device("cpu"))
     print(f"one thread, {os.cpu_count()} cores, torch {torch.__version__}; CPU seconds")
     gemm = measure_gemm(torch.float32)
     elementwise = measure_elementwise()
@@ -253,7 +217,6 @@ def main() -> None:
         "gemm bf16": measure_gemm(torch.bfloat16),
         "elementwise": elementwise,
         "tbe": measure_tbe(elementwise["bytes_per_s"], elementwise["l2_bytes_per_s"]),
-        **{f"gloo {name}": constants for name, constants in measure_gloo().items()},
     }
     for name, constants in sections.items():
         print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in constants.items()))

@@ -7,7 +7,8 @@ Inside a node of L ranks::
 ``link(L)`` is a device's whole bandwidth behind a switch; in a full mesh of N devices a group of L
 uses L - 1 of the N - 1 links, so it gets (L - 1) / (N - 1) of it. Wire bytes per rank of a buffer
 of S bytes: all-reduce 2 (L-1)/L S, all-gather and reduce-scatter (L-1)/L S (S the whole buffer),
-all-to-all (W-1)/W S.
+all-to-all (W-1)/W S. ``pool_sum`` is what the bridge does inside a pool, a reduce and a broadcast:
+the bytes of an all-reduce.
 
 Across nodes reduce-type collectives are hierarchical: reduce-scatter inside, the 1/L slice between
 nodes over each rank's NIC, all-gather inside. A NIC moves b bytes in
@@ -25,7 +26,7 @@ from typing import Literal
 from planner.cost.context import PoolContext
 from planner.specs.device import CollectiveConstants, Topology
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "pool_sum"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Fabric:
 def fabric(ctx: PoolContext, collective: Collective, spanning_nodes: bool = True) -> Fabric:
     """Constants of ``collective`` over the pool, or over one node of it."""
     scale_up, network = ctx.device.scale_up, ctx.device.network
-    constants: CollectiveConstants = getattr(scale_up.collectives, collective)
+    found: CollectiveConstants | None = getattr(scale_up.collectives, collective)
+    constants = found or scale_up.collectives.all_reduce
     domain = int(scale_up.devices.value)
     local = min(ctx.pool.devices_per_node, domain)
     nodes = math.ceil(ctx.ranks / local) if spanning_nodes else 1
@@ -94,5 +96,5 @@ def collective_seconds(ctx: PoolContext, collective: Collective, total_bytes: fl
     paths = fabric(ctx, collective)
     if collective == "all_to_all":
         return paths.fixed_s + paths.spread_seconds(total_bytes / paths.ranks)
-    halves = 2 if collective == "all_reduce" else 1
+    halves = 2 if collective in ("all_reduce", "pool_sum") else 1
     return paths.fixed_s + halves * paths.scatter_seconds(total_bytes)

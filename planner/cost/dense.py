@@ -56,11 +56,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product per sample, [m, k] times [k, n], without parameters."""
+    """A matrix product per sample, [m, k] times [k, n], without parameters.
+
+    ``with_itself``: V V^T, whose gradient S V (S symmetric) is one product.
+    """
 
     m: int
     n: int
     k: int
+    with_itself: bool = False
 
     def forward(self, batch: int) -> Shape:
         """GEMM of the forward pass."""
@@ -68,6 +72,8 @@ class Product:
 
     def backward(self, batch: int) -> tuple[Shape, ...]:
         """GEMMs of the gradients of both operands."""
+        if self.with_itself:
+            return (Shape(self.m, self.k, self.n, batch),)
         return (Shape(self.m, self.k, self.n, batch), Shape(self.k, self.n, self.m, batch))
 
 
@@ -166,15 +172,15 @@ def _concatenation(width: int) -> Block:
 def _dot(vectors: int, dim: int) -> Block:
     """All pairs of ``vectors`` vectors, without self-products, beside the bottom output.
 
-    Forward: gather the pairs, concatenate. Backward: scatter their gradients into a zeroed
-    square, add its transpose's share, add the bottom output's two gradients.
+    Forward: gather the pairs, concatenate. Backward: take apart, pad, gather the symmetric square
+    of the pairs' gradients.
     """
     pairs = vectors * (vectors - 1) // 2
     square = vectors * vectors
     return Block(
-        products=(Product(vectors, vectors, dim),),
+        products=(Product(vectors, vectors, dim, with_itself=True),),
         forward_floats=2 * pairs + 2 * (pairs + dim),
-        backward_floats=2 * pairs + square + 2 * (pairs + dim) + 3 * vectors * dim,
+        backward_floats=2 * (pairs + dim) + 2 * pairs + 2 * square,
         saved_floats=vectors * dim,
         forward_kernels=2,
         backward_kernels=4,

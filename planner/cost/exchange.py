@@ -5,8 +5,9 @@ S bytes on R rails among P pools (one leader per pool and rail)::
     t = staging + rounds * latency + 2 (P-1)/P * S/R / bandwidth        rounds = 2 (P-1)
 
 The leaders' ring all-reduce moves 2 (P-1)/P of each rail's slice; staging copies the slice from
-device to host and back over the host link. On CPU workers staging is free, but the socket's copies
-take the core, so the slower of bridge and loopback counts.
+device to host and back over the host link. On CPU workers there is no staging; their pool's other
+workers wait for the leader, so it has the core for its socket, and the cluster file's bandwidth is
+that of two busy cores. Inside the pool, before and after: a ``pool_sum``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from functools import lru_cache
 
 from planner.cost.collectives import collective_seconds
 from planner.cost.context import PoolContext
-from planner.cost.dense import Block, dense_network, parameters
+from planner.cost.dense import dense_network, parameters
 from planner.cost.dense_time import FP32_BYTES
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.zipf import expected_distinct
-from planner.specs.device import Topology
 from planner.specs.model import ModelSpec
 
 ID_BYTES = 8
@@ -62,36 +62,40 @@ def bridge_seconds(ctx: PoolContext, total_bytes: float) -> float:
     rail_bytes = total_bytes / bridge.rails
     bandwidth = bridge.bytes_per_s
     staging_s = 0.0
-    if ctx.device.scale_up.topology is Topology.HOST:
-        bandwidth = min(bandwidth, ctx.device.scale_up.bytes_per_s.value * ctx.compute_share)
-    else:
+    if not ctx.device.is_cpu:
         link = ctx.device.host.link_bytes_per_s.value * ctx.device.host.link_efficiency.value
         staging_s = 2 * rail_bytes / link
     rounds = 2 * (pools - 1)
     return staging_s + rounds * (bridge.latency_s + rail_bytes / pools / bandwidth)
 
 
-def block_bridge_seconds(ctx: PoolContext, blocks: tuple[Block, ...]) -> float:
-    """Bridge time of the gradients of ``blocks``."""
-    return bridge_seconds(ctx, FP32_BYTES * parameters(blocks))
+EXCHANGE_PASSES = 7
+"""Passes over a shard's touched rows: read into a copy (2), weighted and added to the buffer (3),
+written back from it (2). The buffer is zeroed before, on every rank the whole."""
+EXCHANGE_OPERATORS = 20
+"""Launches per table held: its part of the buffer found, gathered, added and written back."""
 
 
 def embedding_bridge_seconds(ctx: PoolContext) -> float:
     """Embedding exchange per step, spread over its interval.
 
-    Gathers the union of touched ids, fills a buffer with the pool's weighted rows, reduces it in
-    the pool, over the bridge and back, and writes the rows.
+    The ranks' distinct ids are gathered, every rank adds its shards' rows to a zeroed buffer over
+    the union of touched rows, the buffers are summed in the pool, over the bridge and back, and
+    every rank writes its shards' rows.
     """
     if ctx.pools_in_job == 1:
         return 0.0
     interval, batch = ctx.embedding_interval_steps, ctx.model.global_batch
     rows_bytes = embedding_exchange_bytes(ctx.model, batch, interval)
     id_bytes = ID_BYTES * sum(touched_rows(ctx.model, batch, interval))
-    moved_bytes = 4 * rows_bytes
+    moved_bytes = rows_bytes * (1 + EXCHANGE_PASSES / ctx.ranks)
+    framework = ctx.device.framework
+    operators = EXCHANGE_OPERATORS * len(ctx.model.all_tables) / ctx.ranks
+    local_s = elementwise_seconds(ctx.device, moved_bytes, 4) + operators * framework.op_s.value
     seconds = (
         bridge_seconds(ctx, rows_bytes + id_bytes)
         + collective_seconds(ctx, "all_gather", id_bytes)
-        + collective_seconds(ctx, "all_reduce", rows_bytes)
-        + elementwise_seconds(ctx.device, moved_bytes, 4) / ctx.compute_share
+        + collective_seconds(ctx, "pool_sum", rows_bytes)
+        + local_s / ctx.compute_share
     )
     return seconds / interval

@@ -14,7 +14,8 @@ HBM bandwidth. Form: tile/wave analysis as in Origami and stream-K papers; const
 the minimum is too.
 
 A CPU core has no waves: t = t_launch + FLOP / rate + (A + B + C bytes) / bandwidth. Packing
-the operands does not overlap with the multiplication.
+the operands does not overlap with the multiplication; the small matrices of a batch are not packed
+and have the L2's bandwidth (``l2_over_hbm`` of the packing one).
 """
 
 from __future__ import annotations
@@ -139,9 +140,9 @@ def core_seconds(machine: Machine, m: Array, n: Array, k: Array, batch: Array) -
     """Seconds of every shape on one CPU core; arrays of one shape."""
     flops = 2 * m * n * k
     moved_bytes = (m * k + k * n + m * n) * machine.element_bytes
+    bandwidth = np.where(batch > 1, machine.l2_bytes_per_s, machine.hbm_bytes_per_s)
     return np.asarray(
-        machine.launch_s
-        + batch * (flops / machine.flops_per_s + moved_bytes / machine.hbm_bytes_per_s)
+        machine.launch_s + batch * (flops / machine.flops_per_s + moved_bytes / bandwidth)
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.cost.collectives import collective_seconds
+from planner.cost.collectives import Collective, collective_seconds
 from planner.cost.context import PoolContext
 from planner.cost.dense import dense_network, operators, parameters
 from planner.cost.dense_time import (
@@ -23,20 +23,63 @@ from planner.cost.dense_time import (
     loss_seconds,
     optimizer_seconds,
 )
-from planner.cost.exchange import block_bridge_seconds, embedding_bridge_seconds
+from planner.cost.elementwise import elementwise_seconds
+from planner.cost.exchange import bridge_seconds, embedding_bridge_seconds
 from planner.cost.step import Operation, StepGraph
+from planner.specs.model import ModelSpec
 
 EMBEDDING_OPERATORS = 24
 """Operators of id and pooled-row exchanges, look-up and fused update, whatever the tables."""
 
 
+ONE_BUCKET_BYTES = 1 << 20
+"""DDP's first bucket: dense gradients that fit into it leave together, when backward ends."""
+
+
+def bucket_bytes(model: ModelSpec) -> tuple[int, int]:
+    """fp32 gradients that are ready after the top's backward, and after the bottom's."""
+    network = dense_network(model)
+    top, bottom = (FP32_BYTES * parameters(part) for part in (network.top, network.bottom))
+    if network.bottom and top + bottom <= ONE_BUCKET_BYTES:
+        return 0, top + bottom
+    return top, bottom
+
+
+def host_operators(model: ModelSpec) -> int:
+    """Operators that the host launches in one step."""
+    optimizer = OPTIMIZER_KERNELS[model.optimizer.dense.name]
+    blocks = dense_network(model).blocks
+    return operators(blocks) + LOSS_KERNELS + optimizer + EMBEDDING_OPERATORS
+
+
 def host_seconds(ctx: PoolContext) -> float:
-    """Framework time of one step on the host."""
+    """Framework time of one step on the host: fixed, per operator, and on CPU workers per id of
+    the batch that is read or made, and for sharding where a pool has several ranks."""
     framework = ctx.device.framework
-    blocks = dense_network(ctx.model).blocks
-    optimizer = OPTIMIZER_KERNELS[ctx.model.optimizer.dense.name]
-    count = operators(blocks) + LOSS_KERNELS + optimizer + EMBEDDING_OPERATORS
-    return (framework.step_s.value + count * framework.op_s.value) / ctx.compute_share
+    seconds = framework.step_s.value + host_operators(ctx.model) * framework.op_s.value
+    if framework.id_s is not None:
+        ids = ctx.local_batch * sum(table.pooling for table in ctx.model.all_tables)
+        seconds += ids * framework.id_s.value
+    if framework.sharded_s is not None and ctx.ranks > 1:
+        seconds += framework.sharded_s.value
+    return seconds / ctx.compute_share
+
+
+def sharding_copy_seconds(ctx: PoolContext) -> tuple[float, float]:
+    """Copies of the pooled rows around their exchange, forward and backward, where the core that
+    computes makes them: a CPU pool of several ranks.
+
+    Forward: the peers' columns joined, then put in the model's order (a read and a write each).
+    Backward: put back in order, cut by peer and joined for sending, divided by the ranks.
+    """
+    if not ctx.device.is_cpu or ctx.ranks == 1:
+        return 0.0, 0.0
+    pooled = FP32_BYTES * ctx.local_batch * ctx.model.pooled_width
+    forward_s, backward_s = (
+        elementwise_seconds(ctx.device, 2 * copies * pooled, copies) / ctx.compute_share
+        for copies in (2, 4)
+    )
+    return forward_s, backward_s
 
 
 def pool_step_graph(ctx: PoolContext) -> StepGraph:
@@ -49,6 +92,9 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
     """
     network = dense_network(ctx.model)
     embedding, share = ctx.device.embedding, ctx.compute_share
+    top_bytes, bottom_bytes = bucket_bytes(ctx.model)
+    reduction: Collective = "pool_sum" if ctx.pools_in_job > 1 else "all_reduce"
+    to_model_s, from_model_s = sharding_copy_seconds(ctx)
     exchange_latency_s = collective_seconds(ctx, "all_to_all", 0.0)
     operations = [
         Operation("host", "host", seconds=host_seconds(ctx)),
@@ -69,7 +115,7 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
             "output_exchange",
             "communication",
             after=("embedding_forward",),
-            seconds=exchange_latency_s,
+            seconds=exchange_latency_s + to_model_s,
             loads=("output_send_s", "output_receive_s"),
         ),
         Operation("bottom_forward", "compute", seconds=forward_seconds(ctx, network.bottom)),
@@ -86,23 +132,21 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
             "gradient_exchange",
             "communication",
             after=("top_backward",),
-            seconds=exchange_latency_s,
+            seconds=exchange_latency_s + from_model_s,
             loads=("gradient_send_s", "gradient_receive_s"),
         ),
         Operation(
             "dense_all_reduce_top",
             "communication",
             after=("top_backward",),
-            seconds=collective_seconds(ctx, "all_reduce", FP32_BYTES * parameters(network.top)),
+            seconds=collective_seconds(ctx, reduction, top_bytes) if top_bytes else 0.0,
         ),
         Operation("bottom_backward", "compute", seconds=backward_seconds(ctx, network.bottom)),
         Operation(
             "dense_all_reduce_bottom",
             "communication",
             after=("bottom_backward",),
-            seconds=collective_seconds(ctx, "all_reduce", FP32_BYTES * parameters(network.bottom))
-            if network.bottom
-            else 0.0,
+            seconds=collective_seconds(ctx, reduction, bottom_bytes) if bottom_bytes else 0.0,
         ),
         Operation(
             "embedding_backward",
@@ -139,19 +183,19 @@ def _bridge_operations(ctx: PoolContext) -> tuple[Operation, ...]:
     """Exchange between pools: dense gradients as they become ready, embeddings at the end."""
     if ctx.pools_in_job == 1:
         return ()
-    network = dense_network(ctx.model)
+    top_bytes, bottom_bytes = bucket_bytes(ctx.model)
     return (
         Operation(
             "bridge:dense_top",
             "bridge",
             after=("dense_all_reduce_top",),
-            seconds=block_bridge_seconds(ctx, network.top),
+            seconds=bridge_seconds(ctx, top_bytes),
         ),
         Operation(
             "bridge:dense",
             "bridge",
             after=("dense_all_reduce_bottom",),
-            seconds=block_bridge_seconds(ctx, network.bottom),
+            seconds=bridge_seconds(ctx, bottom_bytes),
         ),
         Operation(
             "bridge:embedding",

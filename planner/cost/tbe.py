@@ -51,7 +51,7 @@ def rates(device: DeviceProfile, compute_share: float) -> Rates:
         read_bytes_per_s=hbm * embedding.read_efficiency.value,
         update_bytes_per_s=hbm * embedding.update_efficiency.value,
         l2_bytes_per_s=memory.l2_bytes_per_s.value * compute_share,
-        cache_bytes=memory.last_level_cache_bytes.value,
+        cache_bytes=memory.last_level_cache_bytes.value * compute_share,
         access_bytes=memory.access_bytes.value,
         sort_s_per_id=embedding.sort_s_per_id.value / compute_share,
         uvm_bytes_per_s=device.host.link_bytes_per_s.value * embedding.uvm_efficiency.value,

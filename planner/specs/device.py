@@ -125,6 +125,9 @@ class CollectivesProfile(Spec):
     all_to_all: CollectiveConstants
     reduce_scatter: CollectiveConstants
     all_gather: CollectiveConstants
+    pool_sum: CollectiveConstants | None = None
+    """Reduce to one rank and broadcast from it, together, as an all-reduce's wire bytes; like an
+    all-reduce where it is left out."""
 
 
 class ScaleUpProfile(Spec):
@@ -162,6 +165,10 @@ class FrameworkProfile(Spec):
     """Fixed: data loader hand-over, pipeline, optimizer loop, metrics."""
     op_s: Constant
     """Each operator that the host launches."""
+    sharded_s: Constant | None = None
+    """CPU workers, in a pool of several: setting up the distribution of ids and pooled rows."""
+    id_s: Constant | None = None
+    """CPU workers: making or reading one id of the next batch, on the core that also computes."""
 
 
 class DeviceProfile(Spec):

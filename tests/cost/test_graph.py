@@ -6,16 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.dense import dense_network, parameters
+from planner.cost.elementwise import elementwise_seconds
 from planner.cost.exchange import (
     bridge_seconds,
     dense_exchange_bytes,
     embedding_exchange_bytes,
 )
 from planner.cost.gemm import _fastest_seconds
-from planner.cost.graph import host_seconds, pool_step_graph
+from planner.cost.graph import (
+    bucket_bytes,
+    host_operators,
+    host_seconds,
+    pool_step_graph,
+    sharding_copy_seconds,
+)
 from planner.cost.step import EXCHANGE_PREFIX
 from planner.cost.zipf import expected_distinct
-from planner.specs.load import load_model
+from planner.specs.load import load_device, load_model
 from planner.specs.units import Dtype
 from tests.cost.helpers import BRIDGE, context, small_model
 
@@ -75,12 +82,36 @@ def test_a_cpu_does_one_thing_at_a_time() -> None:
 
 def test_sharing_a_core_divides_it() -> None:
     alone, shared = context("cpu", per_node=1), context("cpu", per_node=3)
-    for name in ("bottom_forward", "top_backward", "dense_optimizer", "host", "loss"):
+    for name in ("bottom_forward", "top_backward", "dense_optimizer", "loss"):
         durations = [
             next(item for item in pool_step_graph(ctx).operations if item.name == name).seconds
             for ctx in (alone, shared)
         ]
         assert durations[1] == pytest.approx(3 * durations[0])
+
+
+def test_a_cpu_worker_reads_its_ids_and_pays_for_sharding() -> None:
+    framework = load_device("cpu").framework
+    assert framework.id_s is not None and framework.sharded_s is not None
+    per_step = framework.step_s.value + host_operators(small_model()) * framework.op_s.value
+    ids = 64 * (3 + 1) * framework.id_s.value
+    assert host_seconds(context("cpu", per_node=1)) == pytest.approx(per_step + ids)
+    shared = 3 * (per_step + ids + framework.sharded_s.value)
+    assert host_seconds(context("cpu", per_node=3)) == pytest.approx(shared)
+    # 64 x 8 pooled floats are read and written twice forward, four times backward.
+    pooled = context("cpu", per_node=3)
+    one = elementwise_seconds(pooled.device, 2 * 64 * 8 * 4)
+    assert sharding_copy_seconds(pooled) == pytest.approx((3 * 2 * one, 3 * 4 * one))
+    assert sharding_copy_seconds(context("cpu", per_node=1)) == (0.0, 0.0)
+    assert sharding_copy_seconds(context("h200")) == (0.0, 0.0)
+
+
+def test_small_gradients_leave_together() -> None:
+    model = small_model()
+    assert bucket_bytes(model) == (0, dense_exchange_bytes(model))
+    large = load_model("dlrm")
+    assert sum(bucket_bytes(large)) == dense_exchange_bytes(large)
+    assert min(bucket_bytes(large)) > 0
 
 
 def test_pools_of_a_job_share_the_names_of_their_bridge_operations() -> None:
