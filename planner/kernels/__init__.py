@@ -1,0 +1,1 @@
+"""Kernel preselection: which kernel runs each matrix product, without a tuning run."""
