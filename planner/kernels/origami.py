@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.kernels.origami_constants import PACKAGE, Architecture, Weights
 from planner.specs.errors import UsageError
 from planner.specs.kernels import Gemm, Layout
 from planner.specs.units import Dtype
@@ -40,25 +41,16 @@ Mask = NDArray[np.bool_]
 
 MATRIX_CORES = 4
 """Per compute unit."""
-LINE_BYTES = 128
-"""Operands and results are rounded up to whole lines along their contiguous side."""
-STEP_CYCLES = 500
-HBM_LATENCY_CYCLES = 200
-PREFETCH_WEIGHT = 1.5
-STORE_WEIGHT = 2
-OCCUPANCY_FACTOR = 0.95
-DEFAULT_HIT = 0.5
-"""The package's L2 hit rate of a patch without reuse (one tile)."""
-SPLIT_CYCLES = 10_000
-SPLIT_ELEMENTS_PER_CYCLE = 64
-RAGGED_K_CYCLES = 50_000
-"""Times the share of k in an incomplete last step."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 STEPS_OF_SPLIT = 8
 """k steps that a split must leave to each program."""
 DEEP_STEPS = 64
 """k steps from which few tiles are split over all units at once."""
 SKINNY_RATIO = 5
+DEFAULT_HIT = 0.5
+"""The package's L2 hit rate of a patch without reuse (one tile)."""
+SPLIT_ELEMENTS_PER_CYCLE = 64
+"""Partial sums of one tile added by its programs."""
 
 
 class Grid(StrEnum):
@@ -70,88 +62,12 @@ class Grid(StrEnum):
     """Stream-K: several for one tile where tiles are few, whole waves where they are many."""
 
 
-class Instruction(NamedTuple):
-    """C[m, n] += A[m, k] B[k, n] on one matrix core."""
-
-    m: int
-    n: int
-    k: int
-    cycles: int
-
-
-class Architecture(NamedTuple):
-    """Published constants of one GPU architecture; bandwidths of the whole device."""
-
-    units: int
-    clock_hz: float
-    l2_bytes_per_s: float
-    mall_bytes_per_s: float
-    hbm_bytes_per_s: float
-    saturation: tuple[float, float, float]
-    """(a, b, c): n active units reach a n^2 + b n + c of the MALL's and HBM's bandwidth."""
-    instructions: dict[Dtype, Instruction]
-    chiplets: int = 8
-
-
 class Tile(NamedTuple):
     """Output tile and k step of one program, elements."""
 
     m: int
     n: int
     k: int
-
-
-# HBM: the package gives 4 and 6 TB/s at the memory clock, which it takes as the compute clock over
-# 1.5 (hence 6 and 9 TB/s; data sheets say 5.3 and 8). MALL: 1.21875 TB/s times 6 and 7.
-# The instruction of TF32 on gfx950 is three bf16 ones.
-ARCHITECTURES = {
-    "gfx942": Architecture(
-        units=304,
-        clock_hz=2.1e9,
-        l2_bytes_per_s=17e12,
-        mall_bytes_per_s=1.21875e12 * 6,
-        hbm_bytes_per_s=6e12,
-        saturation=(0.0, 0.015, 0.0),
-        instructions={
-            Dtype.BF16: Instruction(16, 16, 16, 16),
-            Dtype.FP16: Instruction(16, 16, 16, 16),
-            Dtype.FP8: Instruction(16, 16, 32, 16),
-            Dtype.TF32: Instruction(32, 32, 4, 32),
-            Dtype.FP32: Instruction(16, 16, 4, 32),
-        },
-    ),
-    "gfx950": Architecture(
-        units=256,
-        clock_hz=2.2e9,
-        l2_bytes_per_s=17e12,
-        mall_bytes_per_s=1.21875e12 * 7,
-        hbm_bytes_per_s=9e12,
-        saturation=(0.0, 0.008, 0.0),
-        instructions={
-            Dtype.BF16: Instruction(16, 16, 32, 16),
-            Dtype.FP16: Instruction(16, 16, 32, 16),
-            Dtype.FP8: Instruction(16, 16, 128, 32),
-            Dtype.TF32: Instruction(16, 16, 32, 48),
-            Dtype.FP32: Instruction(16, 16, 4, 32),
-        },
-    ),
-}
-
-
-def architecture(name: str) -> Architecture:
-    """Published constants of ``name``; MI355X is gfx950 with ``clock_hz`` replaced by 2.4e9.
-
-    Raises:
-        UsageError: nothing is published for it.
-    """
-    if name not in ARCHITECTURES:
-        raise UsageError(
-            "no Origami constants are published for this architecture",
-            field="arch",
-            value=name,
-            fix=f"use one of {', '.join(ARCHITECTURES)}; hwplan's own model covers all devices",
-        )
-    return ARCHITECTURES[name]
 
 
 def programs(tiles: Array, steps: Array, units: int, grid: Grid) -> Array:
@@ -176,7 +92,7 @@ def programs(tiles: Array, steps: Array, units: int, grid: Grid) -> Array:
 class _Run(NamedTuple):
     """Products (rows) under tiles (columns): sizes, tile sizes, tiles of the grid, and of the
     programs those that are active at once and those that share one tile; whether operands are
-    contiguous along k."""
+    contiguous along k; the elements of one line."""
 
     m: Array
     n: Array
@@ -190,12 +106,13 @@ class _Run(NamedTuple):
     split: Array
     a_along_k: Mask
     b_along_k: Mask
+    element_bytes: int
+    line: float
 
 
-def _lines(elements: Array, dtype: Dtype) -> Array:
-    """Elements of the whole lines that ``elements`` contiguous ones touch."""
-    line = LINE_BYTES / dtype.bytes
-    return np.asarray(np.ceil(elements / line) * line)
+def _lines(run: _Run, elements: Array) -> Array:
+    """Bytes of the whole lines that ``elements`` contiguous ones touch."""
+    return np.asarray(np.ceil(elements / run.line) * run.line * run.element_bytes)
 
 
 def _patch(run: _Run, count: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
@@ -228,7 +145,7 @@ def _compute_cycles(target: Architecture, run: _Run, dtype: Dtype) -> Array:
     return np.asarray(issued * (cycles // MATRIX_CORES))
 
 
-def _memory_cycles(target: Architecture, run: _Run, dtype: Dtype) -> Array:
+def _memory_cycles(target: Architecture, run: _Run, latency_cycles: float) -> Array:
     """Operands of one k step of all active tiles, through the slowest level."""
     width = np.ceil(np.sqrt(target.units / target.chiplets))
     columns = np.minimum(width, run.grid_n)
@@ -240,27 +157,26 @@ def _memory_cycles(target: Architecture, run: _Run, dtype: Dtype) -> Array:
     l2_hit = np.where(l2_hit == 0, DEFAULT_HIT, l2_hit)
 
     m_t, n_t, k_t = run.m_t, run.n_t, run.k_t
-    a = np.where(run.a_along_k, m_t * _lines(k_t, dtype), _lines(m_t, dtype) * k_t)
-    b = np.where(run.b_along_k, n_t * _lines(k_t, dtype), _lines(n_t, dtype) * k_t)
-    l2_bytes = (a + b) * dtype.bytes * run.active
-    unique_bytes = (device[0] * m_t + device[1] * n_t) * k_t * dtype.bytes
+    a = np.where(run.a_along_k, m_t * _lines(run, k_t), _lines(run, m_t) * k_t)
+    b = np.where(run.b_along_k, n_t * _lines(run, k_t), _lines(run, n_t) * k_t)
+    l2_bytes = (a + b) * run.active
+    unique_bytes = (device[0] * m_t + device[1] * n_t) * k_t * run.element_bytes
     mall_bytes = np.maximum((1 - l2_hit) * l2_bytes, unique_bytes)
     hbm_bytes = np.maximum((1 - _hit_rate(run, device)) * mall_bytes, unique_bytes)
 
     l2_rate = target.l2_bytes_per_s / target.clock_hz * run.active / target.units
     mall_rate = target.mall_bytes_per_s / target.clock_hz * _reached(target, run)
-    hbm = hbm_bytes / _hbm_bytes_per_cycle(target, run) + HBM_LATENCY_CYCLES
+    hbm = hbm_bytes / _hbm_bytes_per_cycle(target, run) + latency_cycles
     return np.asarray(np.maximum(np.maximum(l2_bytes / l2_rate, mall_bytes / mall_rate), hbm))
 
 
-def _refused(run: _Run, dtype: Dtype) -> Mask:
+def _refused(run: _Run) -> Mask:
     """Where the package refuses a tile for want of a cache hint: operands in whole lines, the
     product over five times as long as wide (in whole multiples), its short side at most two tiles.
     """
-    line = LINE_BYTES / dtype.bytes
     tall = run.a_along_k & (run.n <= 2 * run.n_t) & (np.floor(run.m / run.n) > SKINNY_RATIO)
     wide = run.b_along_k & (run.m <= 2 * run.m_t) & (np.floor(run.n / run.m) > SKINNY_RATIO)
-    return np.asarray((run.k % line == 0) & (run.k_t % line == 0) & (tall | wide))
+    return np.asarray((run.k % run.line == 0) & (run.k_t % run.line == 0) & (tall | wide))
 
 
 def _sizes(rows: Sequence[Gemm] | Sequence[Tile], what: str) -> list[Array]:
@@ -284,6 +200,7 @@ def tile_cycles(
     dtype: Dtype = Dtype.BF16,
     grid: Grid = Grid.DATA_PARALLEL,
     occupancy: int = 1,
+    weights: Weights = PACKAGE,
     refuse_skinny: bool = False,
 ) -> Array:
     """Predicted cycles of every product (rows) under every tile (columns).
@@ -321,25 +238,29 @@ def tile_cycles(
     count = grid_m * grid_n
     launched = programs(count, steps, target.units, grid)
     active, split = np.minimum(launched, target.units), np.ceil(launched / count)
-    run = _Run(m, n, k, m_t, n_t, k_t, grid_m, grid_n, active, split, a_along_k, b_along_k)
+    line = weights.line_bytes / dtype.bytes
+    run = _Run(
+        m, n, k, m_t, n_t, k_t, grid_m, grid_n, active, split, a_along_k, b_along_k,
+        dtype.bytes, line,
+    )  # fmt: skip
     compute = _compute_cycles(target, run, dtype)
-    memory = _memory_cycles(target, run, dtype)
+    memory = _memory_cycles(target, run, weights.hbm_latency_cycles)
     padding = grid_m * m_t * grid_n * n_t * steps * k_t / (m * n * k)
     resident = np.minimum(max(occupancy, 1), np.ceil(count * split / target.units))
-    hidden = OCCUPANCY_FACTOR**resident
+    hidden = weights.occupancy**resident
 
-    column_cycles = _lines(m_t, dtype) * dtype.bytes / _hbm_bytes_per_cycle(target, run)
+    column_cycles = _lines(run, m_t) / _hbm_bytes_per_cycle(target, run)
     store = hidden * (np.floor(active / split) * n_t * column_cycles + compute * padding)
     partial_sums = (
         count * split * n_t * column_cycles + m_t * n_t * split / SPLIT_ELEMENTS_PER_CYCLE
     )
-    store = store + np.where(split > 1, partial_sums + SPLIT_CYCLES, 0.0)
-    store = store + RAGGED_K_CYCLES * (k % k_t) / k
+    store = store + np.where(split > 1, partial_sums + weights.split_cycles, 0.0)
+    store = store + weights.ragged_k_cycles * (k % k_t) / k
     prefetch = memory * padding * hidden
     loops = np.maximum(np.ceil(np.ceil(k / split) / k_t) - 1, 1.0)
-    step = np.maximum(compute, memory) * padding + STEP_CYCLES
-    tile = loops * step + PREFETCH_WEIGHT * prefetch + STORE_WEIGHT * store + 1
+    step = np.maximum(compute, memory) * padding + weights.step_cycles
+    tile = loops * step + weights.prefetch * prefetch + weights.store * store + 1
     cycles = np.ceil(np.maximum(launched, count) / target.units) * tile
     if refuse_skinny:
-        cycles = np.where(_refused(run, dtype), np.inf, cycles)
+        cycles = np.where(_refused(run), np.inf, cycles)
     return np.asarray(cycles)
