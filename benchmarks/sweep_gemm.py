@@ -1,0 +1,275 @@
+"""Time GEMM kernels on the GPU at hand: every config of a grid, and the vendor's library.
+
+    python -m benchmarks.sweep_gemm --out benchmarks/data/h200_gemm.csv.gz
+
+Shapes are those of dlrm, dlrm_v1_1tb, wukong_criteo and dlrmv4 layers at several local batches, in
+the three layouts; the vendor's library is timed on many more, odd ones too. Kernels are compiled
+first, on all cores. A time is the least of some replays of a CUDA graph of several launches, per
+launch: operands that fit the L2 are in it, as they are between the layers of a network.
+
+Rows: dtype, layout, m, n, k, backend, block_m, block_n, block_k, num_warps, num_stages, split_k, us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import math
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.specs.kernels import Gemm, Layout, TileConfig
+from planner.specs.units import Dtype
+from trainers.kernels.build import KernelKey, compiled
+from trainers.kernels.launch import TORCH_DTYPE, device_arch, multiply
+
+BATCHES = (512, 2048, 8192, 27648, 65536)
+LAYERS = {
+    # (outputs, inputs) of dlrm, dlrm_v1_1tb, wukong_criteo (projections and MLPs), dlrmv4.
+    "dlrm": [(512, 13), (256, 512), (128, 256), (512, 3456), (3456, 512), (1024, 3456),
+             (1024, 1024), (512, 1024), (256, 512), (1, 256)],
+    "dlrm_v1_1tb": [(1024, 479), (512, 13), (1024, 1024), (1, 256)],
+    "wukong_criteo": [(2048, 2048), (512, 432), (2048, 1024), (1, 512)],
+    "dlrmv4": [(2048, 512), (512, 512), (512, 1536), (256, 512), (1, 512)],
+}  # fmt: skip
+ODD = (1, 13, 16, 27, 64, 100, 128, 256, 367, 400, 416, 479, 512, 768, 1000, 1024, 1536, 2048, 3456)
+"""Widths for the vendor's library."""
+BLOCKS = (16, 32, 64, 128, 256)
+DEPTHS = {Dtype.BF16: (32, 64, 128), Dtype.TF32: (16, 32, 64)}
+WARPS_STAGES = ((4, 3), (4, 4), (4, 5), (8, 3), (8, 4))
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SHARED_BYTES = 232_448
+COLUMNS = ("dtype", "layout", "m", "n", "k", "backend", "block_m", "block_n", "block_k", "num_warps",
+           "num_stages", "split_k", "us")  # fmt: skip
+Problem = tuple[Dtype, Gemm]
+
+
+def products(outputs: int, inputs: int, batch: int) -> Iterator[Gemm]:
+    """Forward, input gradient, weight gradient of a linear layer."""
+    yield Gemm(batch, outputs, inputs, layout=Layout.NT)
+    yield Gemm(batch, inputs, outputs, layout=Layout.NN)
+    yield Gemm(outputs, inputs, batch, layout=Layout.TN)
+
+
+def tile_problems(seed: int) -> list[Problem]:
+    """Every layer at every batch in bf16, a third of that in tf32; shuffled."""
+    layers = sorted({layer for group in LAYERS.values() for layer in group})
+    gemms = [gemm for layer in layers for batch in BATCHES for gemm in products(*layer, batch)]
+    shuffled = random.Random(seed)
+    shuffled.shuffle(gemms)
+    tf32 = gemms[: len(gemms) // 3]
+    found = [(Dtype.BF16, gemm) for gemm in gemms[: 2 * len(gemms) // 3]]
+    found += [(Dtype.TF32, gemm) for gemm in tf32]
+    shuffled.shuffle(found)
+    return found
+
+
+def vendor_problems(seed: int, count: int) -> list[Problem]:
+    """Random layers of odd widths at batches between 256 and 65,536."""
+    choose = random.Random(seed)
+    dtypes = (Dtype.BF16, Dtype.BF16, Dtype.TF32, Dtype.TF32, Dtype.FP16, Dtype.FP32)
+    found = []
+    for _ in range(count):
+        layer = choose.choice(ODD), choose.choice(ODD)
+        batch = choose.choice((*BATCHES, 256, 1024, 4096, 6912, 16384, 32768, 55296))
+        gemm = choose.choice(list(products(*layer, batch)))
+        dtype = choose.choice(dtypes)
+        found.append((dtype, gemm))
+    return found
+
+
+def tiles(dtype: Dtype, gemm: Gemm, units: int) -> list[TileConfig]:
+    """The grid, without what cannot fit the device or is far larger than the matrix."""
+    found = []
+    blocks = itertools.product(BLOCKS, BLOCKS, DEPTHS[dtype], WARPS_STAGES)
+    for block_m, block_n, block_k, (warps, stages) in blocks:
+        shared = stages * (block_m + block_n) * block_k * dtype.bytes
+        accumulators = block_m * block_n / (warps * 32)
+        if shared > SHARED_BYTES or accumulators > 256 or block_m * block_n < 512 * warps / 4:
+            continue
+        if block_m >= 2 * max(gemm.m, 16) or block_n >= 2 * max(gemm.n, 16):
+            continue
+        if block_k >= 2 * max(gemm.k, 32) or (
+            stages > 2 and (stages - 1) * block_k > gemm.k + block_k
+        ):
+            continue
+        grid = math.ceil(gemm.m / block_m) * math.ceil(gemm.n / block_n)
+        if grid > 64 * units * 4:
+            continue
+        shape = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+        found.append(TileConfig(**shape, num_warps=warps, num_stages=stages))
+        if stages not in (3, 4) or grid > units:
+            continue
+        found += [
+            TileConfig(**shape, num_warps=warps, num_stages=stages, split_k=split)
+            for split in SPLITS
+            if grid * split <= 4 * units
+            and grid * split >= units / 4
+            and gemm.k >= 4 * split * block_k
+        ]
+    return found
+
+
+def sampled(found: list[TileConfig], count: int, seed: int) -> list[TileConfig]:
+    """At most ``count`` of them."""
+    return found if len(found) <= count else random.Random(seed).sample(found, count)
+
+
+def compile_one(key: KernelKey) -> str:
+    """Into Triton's cache; what went wrong, if anything did."""
+    try:
+        compiled.__wrapped__(key)
+    except Exception as error:
+        return f"{key}: {type(error).__name__}"
+    return ""
+
+
+def compile_all(keys: list[KernelKey]) -> int:
+    """On all cores; how many failed. Splits share a main kernel, so one of each comes first."""
+    with_one_split = {
+        replace(key, tile=key.tile.model_copy(update={"split_k": min(key.tile.split_k, 2)})): None
+        for key in keys
+    }
+    failed: set[str] = set()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(os.cpu_count()) as pool:
+        for batch in (list(with_one_split), list(dict.fromkeys(keys))):
+            failed.update(pool.imap_unordered(compile_one, batch, chunksize=8))
+            print(f"{len(batch)} keys", flush=True)
+    failed.discard("")
+    for message in sorted(failed)[:3]:
+        print(message, flush=True)
+    return len(failed)
+
+
+def least_us(launch: Callable[[], object], budget_us: float = 1500.0) -> float:
+    """Microseconds of one launch: the least of several graph replays."""
+    launch()
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    launch()
+    end.record()
+    torch.cuda.synchronize()
+    once_us = max(start.elapsed_time(end) * 1e3, 2.0)
+    launches = max(1, min(20, int(budget_us / 4 / once_us)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            launch()
+    best = math.inf
+    for _ in range(4 if once_us * launches < budget_us else 2):
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) * 1e3 / launches)
+    return best
+
+
+def operands(dtype: Dtype, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as the layout stores them, on the GPU."""
+    kind = TORCH_DTYPE[dtype]
+    a = (gemm.k, gemm.m) if gemm.layout is Layout.TN else (gemm.m, gemm.k)
+    b = (gemm.n, gemm.k) if gemm.layout is Layout.NT else (gemm.k, gemm.n)
+    return tuple(torch.randn(shape, device="cuda").to(kind) for shape in (a, b))  # type: ignore[return-value]
+
+
+def vendor(
+    dtype: Dtype, gemm: Gemm, a: torch.Tensor, b: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """torch.matmul on the operands as stored."""
+    torch.backends.cuda.matmul.allow_tf32 = dtype is Dtype.TF32
+    left = a.t() if gemm.layout is Layout.TN else a
+    right = b.t() if gemm.layout is Layout.NT else b
+    return partial(torch.matmul, left, right)
+
+
+def row(problem: Problem, backend: str, tile: TileConfig | None, us: float) -> tuple[Any, ...]:
+    dtype, gemm = problem
+    config = [0] * 6 if tile is None else [
+        tile.block_m, tile.block_n, tile.block_k, tile.num_warps, tile.num_stages, tile.split_k
+    ]  # fmt: skip
+    return (dtype.value, gemm.layout.value, gemm.m, gemm.n, gemm.k, backend, *config, f"{us:.3f}")
+
+
+def output_dtype(dtype: Dtype, layout: Layout) -> Dtype:
+    """Weight gradients are summed into fp32 weights; all else stays as it is computed."""
+    return Dtype.FP32 if layout is Layout.TN or dtype.bytes == 4 else dtype
+
+
+def sweep_plan(
+    problems: list[Problem], per_problem: int, seed: int
+) -> list[tuple[Problem, list[tuple[TileConfig, KernelKey]]]]:
+    """Each problem's configs with their keys."""
+    arch = device_arch(0)
+    units = torch.cuda.get_device_properties(0).multi_processor_count
+    found = []
+    for index, (dtype, gemm) in enumerate(problems):
+        output = output_dtype(dtype, gemm.layout)
+        configs = sampled(tiles(dtype, gemm, units), per_problem, seed + index)
+        keys = [KernelKey.of(arch, dtype, gemm, tile, output) for tile in configs]
+        found.append(((dtype, gemm), list(zip(configs, keys, strict=True))))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--per-problem", type=int, default=260)
+    parser.add_argument("--vendor-problems", type=int, default=2500)
+    parser.add_argument("--seconds", type=float, default=400.0, help="stop after about so long")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    torch.manual_seed(arguments.seed)
+    plan = sweep_plan(
+        tile_problems(arguments.seed)[: arguments.problems], arguments.per_problem, arguments.seed
+    )
+    with gzip.open(arguments.out, "wt") as stream:
+        table = csv.writer(stream)
+        table.writerow(COLUMNS)
+        for dtype, gemm in vendor_problems(arguments.seed, arguments.vendor_problems):
+            a, b = operands(dtype, gemm)
+            us = least_us(vendor(dtype, gemm, a, b), budget_us=600.0)
+            table.writerow(row((dtype, gemm), "vendor", None, us))
+            del a, b
+        stream.flush()
+        print(f"vendor: {time.monotonic() - began:.0f} s", flush=True)
+        failed = compile_all([key for _, configs in plan for _, key in configs])
+        print(f"compiled, {failed} failed: {time.monotonic() - began:.0f} s", flush=True)
+        done = 0
+        for problem, configs in plan:
+            if time.monotonic() - began > arguments.seconds:
+                break
+            dtype, gemm = problem
+            a, b = operands(dtype, gemm)
+            table.writerow(row(problem, "vendor", None, least_us(vendor(dtype, gemm, a, b))))
+            for tile, key in configs:
+                try:
+                    us = least_us(partial(multiply, key, a, b))
+                except Exception as error:  # too many registers or shared memory for a launch
+                    if "out of resource" not in str(error).lower():
+                        raise
+                    continue
+                table.writerow(row(problem, "triton", tile, us))
+            stream.flush()
+            done += 1
+            del a, b
+        print(f"timed {done} of {len(plan)} problems: {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Triton GEMM kernels: one family for the three layouts, chosen by the plan."""
