@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from planner.specs.base import NonNegativeInt, PositiveFloat, PositiveInt, Spec
+from planner.specs.units import Dtype
 
 
 class Layout(StrEnum):
@@ -78,3 +81,24 @@ class RankedKernel(Spec):
     tile: TileConfig | None = None
     """None for the vendor library."""
     predicted_us: PositiveFloat
+
+
+class PlannedGemm(Spec):
+    """One product of a pool's training step and the kernels to run it, best first."""
+
+    layout: Layout
+    m: PositiveInt
+    n: PositiveInt
+    k: PositiveInt
+    batch: PositiveInt = 1
+    epilogue: Epilogue = Epilogue.NONE
+    dtype: Dtype
+    count: PositiveInt
+    """Times in one step."""
+    candidates: Annotated[tuple[RankedKernel, ...], Field(min_length=1)]
+    """The first one runs; the vendor's library is always among them."""
+
+    @property
+    def gemm(self) -> Gemm:
+        """The product without its kernels."""
+        return Gemm(self.m, self.n, self.k, self.batch, self.layout, self.epilogue)

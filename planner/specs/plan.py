@@ -29,6 +29,7 @@ from planner.specs.base import (
 )
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import SpecError
+from planner.specs.kernels import PlannedGemm
 from planner.specs.model import ComputeKernel, ModelSpec, ShardingType
 from planner.specs.units import Dtype
 
@@ -89,6 +90,9 @@ class PoolPlan(Spec):
     memory_bytes: tuple[dict[str, NonNegativeInt], ...]
     """Per rank: bytes of device memory by category, with ``total``, ``capacity`` and ``host``."""
     predicted: PoolPrediction
+    kernels: tuple[PlannedGemm, ...] = ()
+    """Every product of a step, in every precision that the model allows and the device has; those
+    in ``policy.compute_precision`` run. Empty: the vendor's library throughout."""
 
 
 class ExchangePlan(Spec):
