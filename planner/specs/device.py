@@ -87,6 +87,37 @@ class GemmProfile(Spec):
     """Added once by split-K's reduction."""
 
 
+class TritonProfile(Spec):
+    """Constants of the Triton kernels' model (``planner.cost.triton_gemm``)."""
+
+    matrix_efficiency: Constant
+    """Share of the peak that matrix instructions reach with operands in shared memory."""
+    register_efficiency: Constant
+    """Share of the peak with operands in registers (mma.sync, AMD)."""
+    shared_efficiency: Constant
+    """Share of 128 bytes per clock and unit."""
+    l2_over_hbm: Constant
+    """L2 bandwidth as a multiple of HBM bandwidth."""
+    unit_l2_bytes_per_clock: Constant
+    """What one unit alone can load."""
+    hbm_efficiency: Constant
+    store_over_hbm: Constant
+    """Bandwidth of storing C as a multiple of HBM bandwidth."""
+    launch_s: Constant
+    fill_s: Constant
+    """From a program's start to its first product, and its end."""
+    step_s: Constant
+    """Added to the products of one block of k where a program is alone on its unit."""
+    latency_s: Constant
+    """From the load of a block to its use."""
+    reduce_s: Constant
+    """Added by split-K's second kernel."""
+    scalar_s: Constant
+    """Of one element that cannot be loaded as part of a vector."""
+    margin: Constant
+    """A tile runs only where it is predicted to be faster than the vendor's kernel by more."""
+
+
 class ElementwiseProfile(Spec):
     hbm_efficiency: Constant
     launch_s: Constant
@@ -184,6 +215,8 @@ class DeviceProfile(Spec):
     compute: ComputeProfile
     memory: MemoryProfile
     gemm: GemmProfile
+    triton: TritonProfile | None = None
+    """None: every product runs in the vendor library."""
     elementwise: ElementwiseProfile
     embedding: EmbeddingProfile
     scale_up: ScaleUpProfile

@@ -1,0 +1,166 @@
+"""Which kernel runs each product: the vendor library or a Triton tile, by predicted time.
+
+A Triton kernel is chosen only where it is predicted to win by more than the model's error::
+
+    triton_s * (1 + margin) < vendor_s + epilogue pass
+
+so that a wrong prediction costs little. The rule of the plan is also that of the step model:
+``planned_seconds`` = min(vendor_s + epilogue pass, triton_s * (1 + margin)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.elementwise import elementwise_seconds
+from planner.cost.gemm import Shape, gemms_seconds
+from planner.cost.triton_gemm import Products, seconds, triton_machine
+from planner.kernels.candidates import tile_candidates
+from planner.kernels.resources import TileArrays
+from planner.specs.device import DeviceProfile
+from planner.specs.errors import UsageError
+from planner.specs.kernels import Backend, Epilogue, Gemm, Layout, RankedKernel, TileConfig
+from planner.specs.units import Dtype
+
+Array = NDArray[np.float64]
+
+CHUNK = 64
+"""Products priced together: their arrays stay in the cache."""
+LARGEST_SIZE = 2**31 - 1
+"""Sizes are 32-bit arguments of the kernels."""
+_PASS_OPERANDS = {
+    Epilogue.NONE: 0,
+    Epilogue.BIAS: 0,
+    Epilogue.BIAS_RELU: 2,
+    Epilogue.BIAS_SIGMOID: 2,
+    Epilogue.CROSS: 4,
+}
+"""Matrices as large as C that the elementwise pass after the vendor's product reads and writes."""
+
+
+def select_kernels(
+    device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm], top_k: int = 4
+) -> tuple[tuple[RankedKernel, ...], ...]:
+    """The ``top_k`` candidates of each product, the one that runs first.
+
+    The vendor library is always among them, if only as the last. ``predicted_us`` is the
+    candidate's own time with its epilogue, without the margin.
+
+    Raises:
+        UsageError: ``top_k`` or a size is not positive, a size is beyond the kernels' range, or the
+            device cannot multiply in ``dtype``.
+    """
+    _check(gemms, top_k)
+    vendor_s = _vendor_seconds(device, dtype, gemms)
+    ranked: list[tuple[RankedKernel, ...]] = [
+        (RankedKernel(backend=Backend.VENDOR, predicted_us=s * 1e6),) for s in vendor_s.tolist()
+    ]
+    for indices, tiles, times_s in _triton_seconds(device, dtype, gemms):
+        best = _best(times_s, top_k)
+        for row, index in enumerate(indices):
+            candidates = tuple(
+                RankedKernel(
+                    backend=Backend.TRITON,
+                    tile=tiles[column],
+                    predicted_us=float(times_s[row, column]) * 1e6,
+                )
+                for column in best[row]
+            )
+            ranked[index] = _merged(ranked[index][0], candidates, _margin(device), top_k)
+    return tuple(ranked)
+
+
+def planned_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) -> Array:
+    """Seconds of each product as the step model counts them, shape (products,).
+
+    Raises:
+        UsageError: as ``select_kernels``.
+    """
+    _check(gemms, 1)
+    planned_s = _vendor_seconds(device, dtype, gemms)
+    for indices, _, times_s in _triton_seconds(device, dtype, gemms):
+        guarded_s = times_s.min(axis=1) * (1 + _margin(device))
+        planned_s[indices] = np.minimum(planned_s[indices], guarded_s)
+    return planned_s
+
+
+def _check(gemms: Sequence[Gemm], top_k: int) -> None:
+    if top_k < 1:
+        raise UsageError(
+            "there is nothing to choose from", field="top_k", value=top_k, fix="ask for 1 or more"
+        )
+    for gemm in gemms:
+        for field in ("m", "n", "k", "batch"):
+            size = getattr(gemm, field)
+            if not 1 <= size <= LARGEST_SIZE:
+                raise UsageError(
+                    "no matrix product has this size",
+                    field=field,
+                    value=size,
+                    fix=f"give a size from 1 to {LARGEST_SIZE}",
+                )
+
+
+def _margin(device: DeviceProfile) -> float:
+    return 0.0 if device.triton is None else device.triton.margin.value
+
+
+def _vendor_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) -> Array:
+    """The vendor library's product and, for an epilogue that it lacks, one pass over C."""
+    shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]
+    product_s = np.array(gemms_seconds(device, shapes, dtype), dtype=np.float64)
+    pass_s = np.array([_pass_seconds(device, dtype, gemm) for gemm in gemms], dtype=np.float64)
+    return np.asarray(product_s + pass_s)
+
+
+def _pass_seconds(device: DeviceProfile, dtype: Dtype, gemm: Gemm) -> float:
+    operands = _PASS_OPERANDS[gemm.epilogue]
+    if not operands:
+        return 0.0
+    return elementwise_seconds(device, operands * gemm.m * gemm.n * gemm.batch * dtype.bytes)
+
+
+@lru_cache(maxsize=64)
+def _arrays(tiles: tuple[TileConfig, ...]) -> TileArrays:
+    return TileArrays.of(tiles)
+
+
+def _triton_seconds(
+    device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]
+) -> Iterator[tuple[list[int], tuple[TileConfig, ...], Array]]:
+    """Chunks of products of one layout: their indices, the tiles, seconds (products, tiles)."""
+    if device.triton is None:
+        return
+    machine = triton_machine(device, dtype)
+    for layout in Layout:
+        if dtype is Dtype.FP8 and layout is not Layout.NT:
+            continue
+        of_layout = [i for i, g in enumerate(gemms) if g.layout is layout and g.batch == 1]
+        if not of_layout:
+            continue
+        tiles = tile_candidates(device, dtype, layout)
+        arrays = _arrays(tiles)
+        for start in range(0, len(of_layout), CHUNK):
+            indices = of_layout[start : start + CHUNK]
+            products = Products.of([gemms[index] for index in indices], dtype.bytes)
+            yield indices, tiles, seconds(machine, products, arrays)
+
+
+def _best(times_s: Array, count: int) -> NDArray[np.intp]:
+    """Columns of the ``count`` least of each row, in order."""
+    return np.argsort(times_s, axis=1, kind="stable")[:, :count]
+
+
+def _merged(
+    vendor: RankedKernel, candidates: tuple[RankedKernel, ...], margin: float, top_k: int
+) -> tuple[RankedKernel, ...]:
+    """The vendor library at its rank: Triton tiles count with their margin."""
+    faster = sum(tile.predicted_us * (1 + margin) < vendor.predicted_us for tile in candidates)
+    if top_k == 1:
+        return candidates if faster else (vendor,)
+    place = min(faster, top_k - 1)
+    return (*candidates[:place], vendor, *candidates[place : top_k - 1])
