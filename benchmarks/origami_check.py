@@ -21,9 +21,13 @@ from numpy.typing import NDArray
 
 from benchmarks.fitting import DATA
 from planner.cost.gemm import SPLITS, TILE_K, TILES, candidate_seconds, gemm_seconds, machine
+from planner.cost.triton_gemm import tile_seconds
+from planner.kernels import resources
 from planner.kernels.origami import Grid, Tile, tile_cycles
 from planner.kernels.origami_constants import PACKAGE, Weights, architecture
-from planner.specs.kernels import Gemm, Layout
+from planner.kernels.resources import TileArrays, fitting
+from planner.specs.device import DeviceProfile
+from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.load import load_device
 from planner.specs.units import Dtype
 
@@ -34,6 +38,16 @@ MEASURED = DATA / "gemm" / "amd_bf16_gemm_measured.csv"
 SIDES = (16, 32, 64, 128, 256)
 DEVICE = {"gfx942": "mi300x", "gfx950": "mi350x"}
 """Profiles with the table's units and clocks."""
+EXAMPLES = (
+    (Gemm(131072, 64, 256), Tile(64, 64, 64), Grid.DATA_PARALLEL, "line_bytes"),
+    (Gemm(131072, 64, 256), Tile(64, 128, 64), Grid.DATA_PARALLEL, "line_bytes"),
+    (Gemm(131072, 64, 256), Tile(64, 256, 64), Grid.DATA_PARALLEL, "line_bytes"),
+    (Gemm(1, 151936, 4096), Tile(16, 128, 64), Grid.DATA_PARALLEL, "line_bytes"),
+    (Gemm(1024, 1024, 16384), Tile(32, 32, 64), Grid.DATA_PARALLEL, "step_cycles"),
+    (Gemm(3000, 1500, 700), Tile(32, 32, 64), Grid.DATA_PARALLEL, "ragged_k_cycles"),
+    (Gemm(256, 256, 65536), Tile(128, 64, 64), Grid.K_SPLIT_AWARE, "split_cycles"),
+    (Gemm(256, 256, 65536), Tile(64, 128, 64), Grid.K_SPLIT_AWARE, "split_cycles"),
+)
 SIX_DIGITS = 1e-5
 """Relative difference that the table's rounding leaves."""
 NO_WEIGHT = Weights(
@@ -129,20 +143,47 @@ def equation(table: Golden, weights: Weights = PACKAGE, refuse_skinny: bool = Fa
     )
 
 
-def own_seconds(table: Golden) -> Array:
-    """hwplan's tile model, products x tiles; infinite for a tile that is none of its candidates.
+def own_seconds(device: DeviceProfile, table: Golden) -> Array:
+    """hwplan's model of the vendor's library, products x tiles; infinite for a tile that is none of
+    its candidates.
 
     Its split factors are free where the package's grid rule may split, else one.
     """
-    fixed = machine(load_device(DEVICE[table.arch]), Dtype.BF16)
     m, n, k = (np.array([[gemm[index]] for gemm in table.gemms], float) for index in range(3))
-    seconds = candidate_seconds(fixed, m, n, k, np.ones_like(m))
+    seconds = candidate_seconds(machine(device, Dtype.BF16), m, n, k, np.ones_like(m))
     by_tile = seconds.reshape(len(m), len(TILES), len(SPLITS))
-    splits = SPLITS[:1] if table.grid is Grid.DATA_PARALLEL else SPLITS
-    fastest = by_tile[:, :, : len(splits)].min(axis=2)
+    fastest = by_tile[:, :, : len(splits(table.grid))].min(axis=2)
     column = {Tile(*tile, TILE_K): fastest[:, index] for index, tile in enumerate(TILES)}
     absent = np.full(len(m), np.inf)
     return np.stack([column.get(tile, absent) for tile in table.tiles], axis=1)
+
+
+def triton_seconds(device: DeviceProfile, table: Golden) -> Array:
+    """hwplan's model of its own Triton kernels, products x tiles; infinite for a tile that does not
+    fit the device. Splits as in ``own_seconds``."""
+    configs = [
+        TileConfig(
+            block_m=tile.m,
+            block_n=tile.n,
+            block_k=tile.k,
+            num_warps=8 if tile.m * tile.n >= 128 * 128 else 4,
+            num_stages=2,
+            split_k=split,
+            matrix_instr_nonkdim=16,
+        )
+        for tile in table.tiles
+        for split in splits(table.grid)
+    ]
+    tiles = TileArrays.of(configs)
+    seconds = tile_seconds(device, Dtype.BF16, table.gemms, tiles)
+    lds_bytes = device.compute.lds_bytes.value
+    fit = fitting(resources.architecture(device), lds_bytes, Dtype.BF16.bytes, tiles)
+    possible = np.where(fit, seconds, np.inf)
+    return possible.reshape(len(table.gemms), len(table.tiles), -1).min(axis=2)
+
+
+def splits(grid: Grid) -> tuple[int, ...]:
+    return SPLITS[:1] if grid is Grid.DATA_PARALLEL else SPLITS
 
 
 def shape(sizes: tuple[int, ...]) -> str:
@@ -181,34 +222,58 @@ def print_weights(tables: list[Golden]) -> None:
         )
 
 
-def print_own(tables: list[Golden]) -> None:
-    for table in tables:
-        target, own = architecture(table.arch), own_seconds(table) * 1e6
-        theirs = np.where(np.isfinite(own), equation(table) / target.clock_hz * 1e6, np.inf)
-        reached = agreement(own, theirs)
+def print_own(table: Golden, name: str, seconds: Array) -> None:
+    own = seconds * 1e6
+    theirs = equation(table) / architecture(table.arch).clock_hz * 1e6
+    theirs = np.where(np.isfinite(own), theirs, np.inf)
+    reached = agreement(own, theirs)
+    print(
+        f"{name} ({DEVICE[table.arch]}) against the equation, {table.grid}, "
+        f"{np.isfinite(own[0]).sum()} tiles: Spearman mean {np.mean(reached.spearman):.3f}, "
+        f"over all {reached.overall_spearman:.3f}"
+    )
+    for row, gemm in enumerate(table.gemms):
+        ours, other = own[row].argmin(), theirs[row].argmin()
         print(
-            f"hwplan's model ({DEVICE[table.arch]}) against the equation, {table.grid}, "
-            f"{np.isfinite(own[0]).sum()} tiles: Spearman mean {np.mean(reached.spearman):.3f}, "
-            f"over all {reached.overall_spearman:.3f}"
+            f"  {shape(gemm):18} Spearman {reached.spearman[row]:6.3f}; "
+            f"pick {shape(table.tiles[ours]):11} {own[row, ours]:7.1f} us "
+            f"(equation {theirs[row, ours]:7.1f}); "
+            f"its pick {shape(table.tiles[other]):11} {theirs[row, other]:7.1f} us "
+            f"(ours {own[row, other]:7.1f})"
         )
-        for row, gemm in enumerate(table.gemms):
-            ours, other = own[row].argmin(), theirs[row].argmin()
-            print(
-                f"  {shape(gemm):18} Spearman {reached.spearman[row]:6.3f}; "
-                f"pick {shape(table.tiles[ours]):11} {own[row, ours]:7.1f} us "
-                f"(equation {theirs[row, ours]:7.1f}); "
-                f"its pick {shape(table.tiles[other]):11} {theirs[row, other]:7.1f} us "
-                f"(ours {own[row, other]:7.1f})"
-            )
 
 
 def print_lds(tables: list[Golden]) -> None:
-    """Picks of the table that no work group could run."""
+    """Picks of the table that no program could run."""
     for table in tables:
         lds_bytes = load_device(DEVICE[table.arch]).compute.lds_bytes.value
         picks = [table.tiles[index] for index in table.cycles.argmin(axis=1)]
         over = sum((t.m + t.n) * t.k * Dtype.BF16.bytes > lds_bytes for t in picks)
         print(f"{table.arch} {table.grid}: {over} of {len(picks)} picks exceed the LDS")
+
+
+def print_refusals(tables: list[Golden]) -> None:
+    """What the package's refusals cost by its own cycles."""
+    for table in tables:
+        free = equation(table)
+        for gemm, cycles, kept in zip(table.gemms, free, np.isfinite(table.cycles), strict=True):
+            if not kept.all():
+                ratio = cycles[kept].min() / cycles.min()
+                print(f"{table.arch} {table.grid} {shape(gemm)}: {ratio:.2f} as slow by refusals")
+
+
+def print_examples() -> None:
+    """Single cells that docs/kernels.md argues with."""
+    print("Single tiles on gfx950, equation against ours, us:")
+    target, device = architecture("gfx950"), load_device(DEVICE["gfx950"])
+    for gemm, tile, grid, left_out in EXAMPLES:
+        table = Golden("gfx950", grid, [gemm], [tile], np.empty((1, 1)))
+        microseconds = equation(table)[0, 0] / target.clock_hz * 1e6
+        without = equation(table, WITHOUT[left_out])[0, 0] / target.clock_hz * 1e6
+        print(
+            f"  {shape(gemm):16} {shape(tile):10} {grid:13} {microseconds:7.1f} "
+            f"({without:7.1f} without {left_out}), {own_seconds(device, table)[0, 0] * 1e6:7.1f}"
+        )
 
 
 def print_measured() -> None:
@@ -254,7 +319,13 @@ def main() -> None:
     print_reproduction(tables)
     print_weights(tables)
     print_lds(tables)
-    print_own(tables)
+    print_refusals(tables)
+    for table in tables:
+        device = load_device(DEVICE[table.arch])
+        print_own(table, "vendor model", own_seconds(device, table))
+        if device.triton is not None:
+            print_own(table, "Triton model", triton_seconds(device, table))
+    print_examples()
     print_measured()
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.origami_check import (
+    DEVICE,
     NO_WEIGHT,
     TABLE,
     Golden,
@@ -19,6 +20,7 @@ from planner.kernels.origami import Grid, Tile, programs, tile_cycles
 from planner.kernels.origami_constants import architecture
 from planner.specs.errors import UsageError
 from planner.specs.kernels import Gemm, Layout
+from planner.specs.load import load_device
 from planner.specs.units import Dtype
 
 GFX950 = architecture("gfx950")
@@ -61,7 +63,7 @@ def test_the_weights_order_tiles_that_the_bare_equation_cannot(tables: list[Gold
 
 def test_own_model_ranks_much_as_the_equation_does(tables: list[Golden]) -> None:
     for table in tables:
-        own = own_seconds(table)
+        own = own_seconds(load_device(DEVICE[table.arch]), table)
         reached = agreement(own, equation(table))
         assert reached.overall_spearman > 0.95
         # 131072x64x256: see docs/kernels.md on tiles wider than the matrix.
