@@ -7,7 +7,7 @@ the three layouts; the vendor's library is timed on many more, odd ones too. Ker
 first, on all cores. A time is the least of some replays of a CUDA graph of several launches, per
 launch: operands that fit the L2 are in it, as they are between the layers of a network.
 
-Rows: dtype, layout, m, n, k, backend, block_m, block_n, block_k, num_warps, num_stages, split_k, us.
+Rows are as ``COLUMNS`` says; a backend's tile parameters are 0 for the vendor's library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
-from trainers.kernels.build import KernelKey, compiled
+from trainers.kernels.build import KernelKey, compiled, output_dtype
 from trainers.kernels.launch import TORCH_DTYPE, device_arch, multiply
 
 BATCHES = (512, 2048, 8192, 27648, 65536)
@@ -50,8 +50,10 @@ DEPTHS = {Dtype.BF16: (32, 64, 128), Dtype.TF32: (16, 32, 64)}
 WARPS_STAGES = ((4, 3), (4, 4), (4, 5), (8, 3), (8, 4))
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SHARED_BYTES = 232_448
-COLUMNS = ("dtype", "layout", "m", "n", "k", "backend", "block_m", "block_n", "block_k", "num_warps",
-           "num_stages", "split_k", "us")  # fmt: skip
+COLUMNS = (
+    "dtype", "layout", "m", "n", "k", "backend", "block_m", "block_n", "block_k", "num_warps",
+    "num_stages", "split_k", "us",
+)  # fmt: skip
 Problem = tuple[Dtype, Gemm]
 
 
@@ -202,11 +204,6 @@ def row(problem: Problem, backend: str, tile: TileConfig | None, us: float) -> t
         tile.block_m, tile.block_n, tile.block_k, tile.num_warps, tile.num_stages, tile.split_k
     ]  # fmt: skip
     return (dtype.value, gemm.layout.value, gemm.m, gemm.n, gemm.k, backend, *config, f"{us:.3f}")
-
-
-def output_dtype(dtype: Dtype, layout: Layout) -> Dtype:
-    """Weight gradients are summed into fp32 weights; all else stays as it is computed."""
-    return Dtype.FP32 if layout is Layout.TN or dtype.bytes == 4 else dtype
 
 
 def sweep_plan(

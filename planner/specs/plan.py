@@ -29,7 +29,7 @@ from planner.specs.base import (
 )
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import SpecError
-from planner.specs.kernels import PlannedGemm
+from planner.specs.kernels import Backend, PlannedGemm
 from planner.specs.model import ComputeKernel, ModelSpec, ShardingType
 from planner.specs.units import Dtype
 
@@ -93,6 +93,16 @@ class PoolPlan(Spec):
     kernels: tuple[PlannedGemm, ...] = ()
     """Every product of a step, in every precision that the model allows and the device has; those
     in ``policy.compute_precision`` run. Empty: the vendor's library throughout."""
+
+    @property
+    def own_kernels(self) -> tuple[PlannedGemm, ...]:
+        """The products that run outside the vendor's library."""
+        return tuple(
+            item
+            for item in self.kernels
+            if item.dtype is self.policy.compute_precision
+            and item.candidates[0].backend is not Backend.VENDOR
+        )
 
 
 class ExchangePlan(Spec):

@@ -73,6 +73,14 @@ def alignment(size: int) -> int:
     return common if common >= 8 else 1
 
 
+def output_dtype(dtype: Dtype, layout: Layout) -> Dtype:
+    """Of C: weight gradients are summed into fp32 weights, fp8 products leave in bf16, everything
+    else as it came."""
+    if layout is Layout.TN or dtype.bytes == 4:
+        return Dtype.FP32
+    return Dtype.BF16 if dtype is Dtype.FP8 else dtype
+
+
 def gpu_target(arch: str) -> GPUTarget:
     """Triton's name of a device profile's ``arch``.
 

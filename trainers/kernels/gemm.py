@@ -1,8 +1,9 @@
 """The GEMM family: C[m, n] = A[m, k] B[k, n] in three layouts, split over k, with an epilogue.
 
-One program computes one tile of C over one of the grid's ranges of k. Alone, it applies the epilogue
-and stores C. Where k is split (``PARTIAL``), it stores its sums (fp32) to ``c[split]``, and
-``gemm_reduce`` adds them in order (the result does not depend on timing) and applies the epilogue.
+One program computes one tile of C over one of the grid's ranges of k. Alone, it applies the
+epilogue and stores C. Where k is split (``PARTIAL``), it stores its sums (fp32) to ``c[split]``,
+and ``gemm_reduce`` adds them in order (the result does not depend on timing) and applies the
+epilogue.
 
 All matrices are dense: A is stored by rows as [m, k] (``A_BY_ROWS``) or [k, m], B as [k, n]
 (``B_BY_ROWS``) or [n, k], C as [m, n]. Sizes need not be multiples of a block: loads and stores are

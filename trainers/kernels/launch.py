@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 import triton
 
 from planner.specs.errors import RunError
-from planner.specs.kernels import Epilogue, Gemm, Layout
+from planner.specs.kernels import Epilogue, Layout
 from planner.specs.units import Dtype
 from trainers.kernels.build import (
     REDUCE_BLOCK,
@@ -60,54 +60,77 @@ def product_shape(layout: Layout, a: torch.Tensor, b: torch.Tensor) -> tuple[int
     return m, n, k
 
 
-def multiply(
-    key: KernelKey,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    x0: torch.Tensor | None = None,
-    xl: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """C = epilogue(A B) by the kernel of ``key``.
+class Product:
+    """C[m, n] = epilogue(A B) of fixed sizes, ready to launch: grids and binaries are found once,
+    for a step launches it again and again."""
 
-    Args:
-        a, b: dense, as ``key.layout`` stores them, in ``key.dtype``.
-        bias: fp32 [n], for every epilogue but ``none``.
-        x0, xl: [m, n] in ``key.output``, for ``cross``.
+    def __init__(self, key: KernelKey, m: int, n: int, k: int) -> None:
+        tile = key.tile
+        tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
+        self.key = key
+        self._sizes = m, n, k
+        self._output = TORCH_DTYPE[key.output]
+        self._main = _launcher(key, False, (tiles, tile.split_k, 1))
+        blocks = (triton.cdiv(m * n, REDUCE_BLOCK), 1, 1)
+        self._reduce = _launcher(key, True, blocks) if tile.split_k > 1 else None
 
-    Returns:
-        C [m, n] in ``key.output``, and for ``cross`` C + bias before the tail, else None.
-    """
-    m, n, k = product_shape(key.layout, a, b)
-    c = torch.empty(m, n, dtype=TORCH_DTYPE[key.output], device=a.device)
-    u = torch.empty_like(c) if key.epilogue is Epilogue.CROSS else None
-    # Pointers that the epilogue does not read may point anywhere.
-    extras = [c if extra is None else extra for extra in (bias, x0, xl, u)]
-    tile = key.tile
-    grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n), tile.split_k, 1)
-    if tile.split_k == 1:
-        _launch(key, False, grid, a, b, c, *extras, m, n, k)
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        x0: torch.Tensor | None = None,
+        xl: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Launch.
+
+        Args:
+            a, b: dense, as ``key.layout`` stores them, in ``key.dtype``.
+            bias: fp32 [n], for every epilogue but ``none``.
+            x0, xl: [m, n] in ``key.output``, for ``cross``.
+
+        Returns:
+            C in ``key.output``, and for ``cross`` C + bias before the tail, else None.
+        """
+        m, n, k = self._sizes
+        c = torch.empty(m, n, dtype=self._output, device=a.device)
+        u = torch.empty_like(c) if self.key.epilogue is Epilogue.CROSS else None
+        # Pointers that the epilogue does not read may point anywhere.
+        extras = [c if extra is None else extra for extra in (bias, x0, xl, u)]
+        if self._reduce is None:
+            self._main(a, b, c, *extras, m, n, k)
+            return c, u
+        splits = self.key.tile.split_k
+        partial = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
+        self._main(a, b, partial, *extras, m, n, k)
+        self._reduce(partial, c, *extras, m * n, n)
         return c, u
-    partial = torch.empty(tile.split_k, m, n, dtype=torch.float32, device=a.device)
-    _launch(key, False, grid, a, b, partial, *extras, m, n, k)
-    blocks = (triton.cdiv(m * n, REDUCE_BLOCK), 1, 1)
-    _launch(key, True, blocks, partial, c, *extras, m * n, n)
-    return c, u
 
 
-def _launch(key: KernelKey, reduction: bool, grid: tuple[int, int, int], *arguments: Any) -> None:
+def _launcher(key: KernelKey, reduction: bool, grid: tuple[int, int, int]) -> Any:
+    """A callable over the kernel's run-time arguments."""
     constants = reduce_constants(key) if reduction else main_constants(key)
     if INTERPRETED:
         kernel = gemm_reduce if reduction else gemm
-        kernel[grid](*arguments, **constants)
-        return
+        return lambda *arguments: kernel[grid](*arguments, **constants)
     binaries = compiled(key)
-    binary = binaries.reduction if reduction else binaries.main
-    binary[grid](*arguments, *constants.values())
+    launch = (binaries.reduction if reduction else binaries.main)[grid]
+    return lambda *arguments: launch(*arguments, *constants.values())
 
 
-def problem_of(layout: Layout, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue) -> Gemm:
-    """The product as the plan names it."""
-    m, n, k = product_shape(layout, a, b)
-    return Gemm(m, n, k, 1, layout, epilogue)
+@lru_cache(maxsize=65536)
+def product(key: KernelKey, m: int, n: int, k: int) -> Product:
+    """The one ``Product`` of these sizes under ``key``."""
+    return Product(key, m, n, k)
+
+
+def multiply(
+    key: KernelKey, a: torch.Tensor, b: torch.Tensor, **extras: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``Product`` of the operands' sizes, launched on them.
+
+    Raises:
+        RunError: the operands do not fit each other.
+    """
+    return product(key, *product_shape(key.layout, a, b))(a, b, **extras)

@@ -51,6 +51,16 @@ class Mlp(nn.Module):
         return self.layers(x)
 
 
+class CrossTail(nn.Linear):
+    """The second half of a cross layer, with its elementwise tail."""
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, x0: torch.Tensor, xl: torch.Tensor
+    ) -> torch.Tensor:
+        """x_0 * (W x + b) + x_l: [batch, rank] and twice [batch, width] to [batch, width]."""
+        return x0 * super().forward(x) + xl
+
+
 class CrossNetwork(nn.Module):
     """Low-rank DCNv2: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
 
@@ -60,13 +70,13 @@ class CrossNetwork(nn.Module):
         self.down = nn.ModuleList(
             nn.Linear(width, rank, bias=False) for _ in range(interaction.num_layers)
         )
-        self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(interaction.num_layers))
+        self.up = nn.ModuleList(CrossTail(rank, width) for _ in range(interaction.num_layers))
 
     def forward(self, x0: torch.Tensor) -> torch.Tensor:
         """[batch, width] to the same shape."""
         x = x0
         for down, up in zip(self.down, self.up, strict=True):
-            x = x0 * up(down(x)) + x
+            x = up(down(x), x0, x)
         return x
 
 
