@@ -1,18 +1,22 @@
 """The dense network as GEMMs, elementwise traffic and activations, layer by layer as trained.
 
-Per linear layer of i inputs and o outputs on b samples: forward b x o x i, input gradient
-b x i x o (not for the first layer of the network), weight gradient o x i x b. Elementwise traffic
-and kept activations are counted in floats per sample; the formulas stand at each block.
+Per linear layer of i inputs and o outputs on b samples: forward b x o x i (nt), input gradient
+b x i x o (nn, not for the first layer of the network), weight gradient o x i x b (tn). What follows
+a layer element by element in the forward pass is its epilogue, so that a kernel may take it in.
+Other elementwise traffic and kept activations are counted in floats per sample; the formulas stand
+at each block.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.cost.gemm import Shape
+from planner.cost.elementwise import EPILOGUE_PASSES
+from planner.specs.kernels import Epilogue, Gemm, Layout
 from planner.specs.model import (
     Architecture,
     DcnInteraction,
@@ -24,11 +28,11 @@ from planner.specs.model import (
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b on ``rows`` rows per sample."""
+    """y = x W^T + b on ``rows`` rows per sample, then the rest of ``epilogue``."""
 
     inputs: int
     outputs: int
-    bias: bool = True
+    epilogue: Epilogue = Epilogue.BIAS
     rows: int = 1
     input_gradient: bool = True
 
@@ -40,25 +44,28 @@ class Linear:
     @property
     def parameters(self) -> int:
         """Elements of W and b."""
-        return self.weights + (self.outputs if self.bias else 0)
+        return self.weights + (0 if self.epilogue is Epilogue.NONE else self.outputs)
 
-    def forward(self, batch: int) -> Shape:
+    def forward(self, batch: int) -> Gemm:
         """GEMM of the forward pass."""
-        return Shape(batch * self.rows, self.outputs, self.inputs)
+        rows = batch * self.rows
+        return Gemm(rows, self.outputs, self.inputs, layout=Layout.NT, epilogue=self.epilogue)
 
-    def backward(self, batch: int) -> tuple[Shape, ...]:
+    def backward(self, batch: int) -> tuple[Gemm, ...]:
         """GEMMs of the backward pass: weight gradient, then input gradient."""
-        weight = Shape(self.outputs, self.inputs, batch * self.rows)
+        rows = batch * self.rows
+        weight = Gemm(self.outputs, self.inputs, rows, layout=Layout.TN)
         if not self.input_gradient:
             return (weight,)
-        return (weight, Shape(batch * self.rows, self.inputs, self.outputs))
+        return (weight, Gemm(rows, self.inputs, self.outputs, layout=Layout.NN))
 
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product per sample, [m, k] times [k, n], without parameters.
+    """A matrix product per sample, A [m, k] times B [k, n], without parameters.
 
-    ``with_itself``: V V^T, whose gradient S V (S symmetric) is one product.
+    Both are stored by rows, so their gradients are dA = dC B^T (nt) and dB = A^T dC (tn).
+    ``with_itself``: V V^T (nt), whose gradient S V (S symmetric) is one product.
     """
 
     m: int
@@ -66,15 +73,19 @@ class Product:
     k: int
     with_itself: bool = False
 
-    def forward(self, batch: int) -> Shape:
+    def forward(self, batch: int) -> Gemm:
         """GEMM of the forward pass."""
-        return Shape(self.m, self.n, self.k, batch)
+        layout = Layout.NT if self.with_itself else Layout.NN
+        return Gemm(self.m, self.n, self.k, batch, layout)
 
-    def backward(self, batch: int) -> tuple[Shape, ...]:
+    def backward(self, batch: int) -> tuple[Gemm, ...]:
         """GEMMs of the gradients of both operands."""
         if self.with_itself:
-            return (Shape(self.m, self.k, self.n, batch),)
-        return (Shape(self.m, self.k, self.n, batch), Shape(self.k, self.n, self.m, batch))
+            return (Gemm(self.m, self.k, self.n, batch, Layout.NN),)
+        return (
+            Gemm(self.m, self.k, self.n, batch, Layout.NT),
+            Gemm(self.k, self.n, self.m, batch, Layout.TN),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,12 +94,12 @@ class Block:
 
     products: tuple[Linear | Product, ...] = ()
     forward_floats: float = 0.0
-    """Elementwise traffic per sample, read and written."""
+    """Elementwise traffic per sample, read and written, without epilogues."""
     backward_floats: float = 0.0
     saved_floats: float = 0.0
     """Activations per sample kept for the backward pass."""
     forward_kernels: int = 0
-    """Elementwise operators."""
+    """Elementwise operators, without epilogues."""
     backward_kernels: int = 0
     recomputable: bool = False
     """Whether ``full`` recompute drops its activations."""
@@ -98,10 +109,18 @@ class Block:
         """The products that have parameters."""
         return tuple(item for item in self.products if isinstance(item, Linear))
 
+    def backward(self, batch: int) -> tuple[Gemm, ...]:
+        """GEMMs of the backward pass."""
+        return tuple(gemm for product in self.products for gemm in product.backward(batch))
 
-@dataclass(frozen=True)
+    def forward(self, batch: int) -> tuple[Gemm, ...]:
+        """GEMMs of the forward pass."""
+        return tuple(product.forward(batch) for product in self.products)
+
+
+@dataclass(frozen=True, eq=False)
 class DenseNetwork:
-    """Blocks before and after the pooled embeddings arrive."""
+    """Blocks before and after the pooled embeddings arrive. Equal to itself only."""
 
     bottom: tuple[Block, ...]
     top: tuple[Block, ...]
@@ -125,9 +144,33 @@ def weights(blocks: Sequence[Block]) -> int:
 
 
 def operators(blocks: Sequence[Block]) -> int:
-    """Operators that the host launches for forward and backward."""
-    products = sum(1 + len(product.backward(1)) for block in blocks for product in block.products)
-    return products + sum(block.forward_kernels + block.backward_kernels for block in blocks)
+    """Operators that the host launches for forward and backward.
+
+    Epilogues count as operators of their own even where a kernel takes them in: launching a kernel
+    of ours from Python takes the host no less.
+    """
+    forward = [gemm for block in blocks for gemm in block.forward(1)]
+    products = len(forward) + sum(len(block.backward(1)) for block in blocks)
+    passes = sum(EPILOGUE_PASSES[gemm.epilogue].operators for gemm in forward)
+    elementwise = sum(block.forward_kernels + block.backward_kernels for block in blocks)
+    return products + passes + elementwise
+
+
+def step_gemms(blocks: Sequence[Block], batch: int, recompute: bool = False) -> dict[Gemm, int]:
+    """Every distinct product of a step, forward order first, and how often it runs.
+
+    Args:
+        batch: samples of the rank.
+        recompute: whether recomputable blocks run forward twice.
+    """
+    counts: Counter[Gemm] = Counter()
+    for block in blocks:
+        times = 2 if recompute and block.recomputable else 1
+        for gemm in block.forward(batch):
+            counts[gemm] += times
+    for block in blocks:
+        counts.update(block.backward(batch))
+    return dict(counts)
 
 
 def _mlp(
@@ -140,22 +183,22 @@ def _mlp(
 ) -> Block:
     """Linear layers with ReLU.
 
-    ReLU reads and writes its o values forward; backward reads gradient and output and writes the
-    gradient, and the bias gradient reads it once more. Kept: the input and each ReLU's output.
+    ReLU's backward reads gradient and output and writes the gradient, and the bias gradient reads
+    it once more. Kept: the input and each ReLU's output.
     """
     linears, outputs = [], []
     width = inputs
     for index, output in enumerate(widths):
-        linears.append(Linear(width, output, rows=rows, input_gradient=input_gradient or index > 0))
+        activated_here = activate_last or index < len(widths) - 1
+        epilogue = Epilogue.BIAS_RELU if activated_here else Epilogue.BIAS
+        linears.append(Linear(width, output, epilogue, rows, input_gradient or index > 0))
         outputs.append(output * rows)
         width = output
     activated = outputs if activate_last else outputs[:-1]
     return Block(
         products=tuple(linears),
-        forward_floats=2 * sum(activated),
         backward_floats=3 * sum(activated) + sum(outputs),
         saved_floats=inputs * rows + sum(activated),
-        forward_kernels=len(activated),
         backward_kernels=len(activated) + len(outputs),
         recomputable=True,
     )
@@ -190,18 +233,18 @@ def _dot(vectors: int, dim: int) -> Block:
 def _cross(width: int, interaction: DcnInteraction) -> Block:
     """x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l.
 
-    Forward: multiply (2 reads, 1 write), add (2 reads, 1 write). Backward: gradients of the
-    product's operands (2 x (2 reads, 1 write)), bias gradient (1 read), sums into the gradients
-    of x_0 and x_l (2 x (2 reads, 1 write)). Kept per layer: x_l, V_l x_l and the product's operand.
+    Forward: W_l's epilogue. Backward: gradients of the product's operands (2 x (2 reads, 1 write)),
+    bias gradient (1 read), sums into the gradients of x_0 and x_l (2 x (2 reads, 1 write)). Kept
+    per layer: x_l, V_l x_l and the product's operand.
     """
     layers, rank = interaction.num_layers, interaction.low_rank
-    products = (Linear(width, rank, bias=False), Linear(rank, width)) * layers
+    down = Linear(width, rank, Epilogue.NONE)
+    up = Linear(rank, width, Epilogue.CROSS)
+    products = (down, up) * layers
     return Block(
         products=products,
-        forward_floats=6 * width * layers,
         backward_floats=13 * width * layers,
         saved_floats=layers * (2 * width + rank),
-        forward_kernels=2 * layers,
         backward_kernels=5 * layers,
     )
 
@@ -229,13 +272,13 @@ def _wukong_layer(fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...
     """
     outputs = layer.lcb + layer.fmb
     products: tuple[Linear | Product, ...] = (
-        Linear(fields, layer.lcb, bias=False, rows=dim),
-        Linear(fields, layer.compressed, bias=False, rows=dim),
+        Linear(fields, layer.lcb, Epilogue.NONE, rows=dim),
+        Linear(fields, layer.compressed, Epilogue.NONE, rows=dim),
         Product(dim, layer.compressed, fields),
         Product(fields, layer.compressed, dim),
     )
     if fields != outputs:
-        products += (Linear(fields, outputs, bias=False, rows=dim),)
+        products += (Linear(fields, outputs, Epilogue.NONE, rows=dim),)
     flat = fields * layer.compressed
     out = outputs * dim
     interaction = Block(

@@ -1,32 +1,62 @@
 """Time and activation memory of the dense network on one rank, under its memory policy.
 
-Products by the GEMM model, everything else by bytes moved. ``full`` recompute runs the MLPs'
-forward again in the backward pass and keeps only their inputs.
+Products with their epilogues by the kernels that the policy allows, everything else by bytes moved.
+``full`` recompute runs the MLPs' forward again in the backward pass and keeps only their inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from planner.cost.context import PoolContext
-from planner.cost.dense import Block, dense_network, parameters
-from planner.cost.elementwise import elementwise_seconds
+from planner.cost.dense import Block, DenseNetwork, dense_network, parameters, step_gemms
+from planner.cost.elementwise import (
+    activation_bytes_per_element,
+    elementwise_seconds,
+    epilogue_seconds,
+)
 from planner.cost.gemm import Shape, gemms_seconds
+from planner.kernels.select import planned_seconds
+from planner.specs.device import DeviceProfile
+from planner.specs.kernels import Gemm
+from planner.specs.plan import KernelPolicy
 from planner.specs.units import Dtype
 
 FP32_BYTES = 4
 
 
-def activation_bytes_per_element(precision: Dtype) -> int:
-    """Bytes of one activation: autocast keeps them in the compute precision, fp8 in 16 bits."""
-    return max(precision.bytes, 2)
+@lru_cache(maxsize=1024)
+def product_seconds(
+    device: DeviceProfile,
+    precision: Dtype,
+    kernels: KernelPolicy,
+    network: DenseNetwork,
+    batch: int,
+) -> Mapping[Gemm, float]:
+    """Seconds of every distinct product of ``network`` and its epilogue, priced together.
+
+    Raises:
+        UsageError: the device cannot compute in ``precision``.
+    """
+    gemms = tuple(step_gemms(network.blocks, batch))
+    if kernels == "preselected":
+        seconds = planned_seconds(device, precision, gemms).tolist()
+    else:
+        shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]
+        alone = gemms_seconds(device, shapes, precision)
+        seconds = [
+            product_s + epilogue_seconds(device, precision, gemm)
+            for gemm, product_s in zip(gemms, alone, strict=True)
+        ]
+    return dict(zip(gemms, seconds, strict=True))
 
 
 def forward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
-    """Forward pass of ``blocks`` on one rank."""
+    """Forward pass of ``blocks``, which are of the model's network, on one rank."""
     return _seconds(
         ctx,
-        [product.forward(ctx.local_batch) for block in blocks for product in block.products],
+        [gemm for block in blocks for gemm in block.forward(ctx.local_batch)],
         sum(block.forward_floats for block in blocks),
         sum(block.forward_kernels for block in blocks),
     )
@@ -36,12 +66,7 @@ def backward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
     """Backward pass of ``blocks`` on one rank, recomputation included."""
     seconds = _seconds(
         ctx,
-        [
-            shape
-            for block in blocks
-            for product in block.products
-            for shape in product.backward(ctx.local_batch)
-        ],
+        [gemm for block in blocks for gemm in block.backward(ctx.local_batch)],
         sum(block.backward_floats for block in blocks),
         sum(block.backward_kernels for block in blocks),
     )
@@ -50,11 +75,13 @@ def backward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
     return seconds
 
 
-def _seconds(ctx: PoolContext, shapes: list[Shape], floats: float, kernels: int) -> float:
-    precision = ctx.policy.compute_precision
+def _seconds(ctx: PoolContext, gemms: Sequence[Gemm], floats: float, operators: int) -> float:
+    policy, network = ctx.policy, dense_network(ctx.model)
+    precision = policy.compute_precision
+    each = product_seconds(ctx.device, precision, policy.kernels, network, ctx.local_batch)
     moved = floats * ctx.local_batch * activation_bytes_per_element(precision)
-    total = sum(gemms_seconds(ctx.device, shapes, precision))
-    total += elementwise_seconds(ctx.device, moved, kernels)
+    total = sum(each[gemm] for gemm in gemms)
+    total += elementwise_seconds(ctx.device, moved, operators)
     return total / ctx.compute_share
 
 

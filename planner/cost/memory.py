@@ -12,11 +12,8 @@ import math
 
 from planner.cost.context import PoolContext
 from planner.cost.dense import dense_network, parameters
-from planner.cost.dense_time import (
-    FP32_BYTES,
-    activation_bytes_per_element,
-    saved_activation_bytes,
-)
+from planner.cost.dense_time import FP32_BYTES, saved_activation_bytes
+from planner.cost.elementwise import activation_bytes_per_element
 from planner.specs.model import ComputeKernel, ShardingType, Table
 from planner.specs.units import Dtype
 

@@ -16,14 +16,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.elementwise import elementwise_seconds
+from planner.cost.elementwise import epilogue_seconds
 from planner.cost.gemm import Shape, gemms_seconds
 from planner.cost.triton_gemm import Products, seconds, triton_machine
 from planner.kernels.candidates import tile_candidates
 from planner.kernels.resources import TileArrays
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import UsageError
-from planner.specs.kernels import Backend, Epilogue, Gemm, Layout, RankedKernel, TileConfig
+from planner.specs.kernels import Backend, Gemm, Layout, RankedKernel, TileConfig
 from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
@@ -32,14 +32,6 @@ CHUNK = 64
 """Products priced together: their arrays stay in the cache."""
 LARGEST_SIZE = 2**31 - 1
 """Sizes are 32-bit arguments of the kernels."""
-_PASS_OPERANDS = {
-    Epilogue.NONE: 0,
-    Epilogue.BIAS: 0,
-    Epilogue.BIAS_RELU: 2,
-    Epilogue.BIAS_SIGMOID: 2,
-    Epilogue.CROSS: 4,
-}
-"""Matrices as large as C that the elementwise pass after the vendor's product reads and writes."""
 
 
 def select_kernels(
@@ -113,15 +105,8 @@ def _vendor_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) 
     """The vendor library's product and, for an epilogue that it lacks, one pass over C."""
     shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]
     product_s = np.array(gemms_seconds(device, shapes, dtype), dtype=np.float64)
-    pass_s = np.array([_pass_seconds(device, dtype, gemm) for gemm in gemms], dtype=np.float64)
+    pass_s = np.array([epilogue_seconds(device, dtype, gemm) for gemm in gemms], dtype=np.float64)
     return np.asarray(product_s + pass_s)
-
-
-def _pass_seconds(device: DeviceProfile, dtype: Dtype, gemm: Gemm) -> float:
-    operands = _PASS_OPERANDS[gemm.epilogue]
-    if not operands:
-        return 0.0
-    return elementwise_seconds(device, operands * gemm.m * gemm.n * gemm.batch * dtype.bytes)
 
 
 @lru_cache(maxsize=64)

@@ -225,6 +225,10 @@ class DeviceProfile(Spec):
     framework: FrameworkProfile
     watts: Constant
 
+    def __hash__(self) -> int:
+        """Profiles hold dicts, which have no hash; equal profiles have equal names."""
+        return hash(self.name)
+
     @property
     def is_cpu(self) -> bool:
         """Whether this is a CPU worker rather than an accelerator."""

@@ -35,6 +35,8 @@ from planner.specs.units import Dtype
 
 SCHEMA_VERSION = 1
 
+KernelPolicy = Literal["vendor", "preselected"]
+
 
 class MemoryPolicy(Spec):
     """Per pool: what is kept, in which precision, and what is computed again."""
@@ -46,6 +48,9 @@ class MemoryPolicy(Spec):
     communication_precision: Dtype = Dtype.FP32
     prefetch_depth: PositiveInt = 2
     """Batches in flight on the device (2: the next batch's ids are distributed meanwhile)."""
+    kernels: KernelPolicy = "vendor"
+    """``vendor``: every product of the dense network runs in the vendor's library, by its own
+    heuristics. ``preselected``: in the kernel that the plan names."""
 
 
 class Placement(Spec):
@@ -92,7 +97,7 @@ class PoolPlan(Spec):
     predicted: PoolPrediction
     kernels: tuple[PlannedGemm, ...] = ()
     """Every product of a step, in every precision that the model allows and the device has; those
-    in ``policy.compute_precision`` run. Empty: the vendor's library throughout."""
+    in ``policy.compute_precision`` run. Empty where ``policy.kernels`` is ``vendor``."""
 
     @property
     def own_kernels(self) -> tuple[PlannedGemm, ...]:
