@@ -15,8 +15,10 @@ from planner.fingerprint import (
     hwplan_version,
     provenance_counts,
 )
+from planner.kernels.planned import planned_kernels
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import UsageError
+from planner.specs.kernels import PlannedGemm
 from planner.specs.model import ModelSpec
 from planner.specs.plan import (
     Alternative,
@@ -27,6 +29,7 @@ from planner.specs.plan import (
     SolverReport,
     fingerprint,
 )
+from planner.study import compute_precisions
 
 FREE_RISE = 1e-3
 """A shorter exchange interval is taken if it lengthens the step by no more than this share."""
@@ -73,6 +76,10 @@ def freshest(
     return dict(contexts), evaluation
 
 
+def _kernels(ctx: PoolContext) -> tuple[PlannedGemm, ...]:
+    return planned_kernels(ctx, compute_precisions(ctx.device, ctx.model))
+
+
 def assemble(
     *,
     cluster: ClusterSpec,
@@ -104,7 +111,10 @@ def assemble(
         cluster=cluster,
         model=model,
         global_batch=global_batch,
-        pools=evaluation.pools,
+        pools={
+            name: pool.model_copy(update={"kernels": _kernels(contexts[name])})
+            for name, pool in evaluation.pools.items()
+        },
         exchange=ExchangePlan(
             embedding_interval_steps=interval,
             dense_bytes_per_step=dense_exchange_bytes(model) if several else 0,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import accumulate
 
 from planner.assemble import with_batch
 from planner.baselines.naive import naive_choice, naive_policy, naive_port
+from planner.cost.context import PoolContext
 from planner.evaluate import MS, evaluate
 from planner.search import Search, SearchOptions, plan_job
 from planner.specs.base import PositiveFloat, Spec
 from planner.specs.cluster import ClusterSpec
+from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 
@@ -62,10 +65,10 @@ def compare(
         UsageError: an option out of range.
     """
     options = options or SearchOptions()
-    matched_options = _matched(options, True)
+    matched_options = replace(options, matched=True)
     naive = naive_port(cluster, model, global_batch)
     matched = plan_job(cluster, model, global_batch, matched_options)
-    free = plan_job(cluster, model, global_batch, _matched(options, False))
+    free = plan_job(cluster, model, global_batch, replace(options, matched=False))
     if matched.predicted.step_ms < free.predicted.step_ms:
         # Both searches stop within their gap; the free one may use all devices, too.
         free = matched
@@ -74,16 +77,6 @@ def compare(
         matched=_contest(matched, naive),
         free=_contest(free, naive),
         waterfall=_waterfall(cluster, job, matched_options, naive, matched, free),
-    )
-
-
-def _matched(options: SearchOptions, matched: bool) -> SearchOptions:
-    return SearchOptions(
-        mip_gap=options.mip_gap,
-        time_limit_s=options.time_limit_s,
-        top_k=options.top_k,
-        seed=options.seed,
-        matched=matched,
     )
 
 
@@ -114,11 +107,13 @@ def _waterfall(
     Every search stops within its gap, so a bar is never shown below the plan that it leads to.
     """
     planned_ms = matched.predicted.step_ms
+    vendor = replace(options, kernels="vendor")
     bars = [
         ("naive port", naive.predicted.step_ms),
-        ("embedding placement", max(planned_ms, _placed_ms(cluster, job, options))),
-        ("memory policy", max(planned_ms, _equal_split_ms(cluster, job, options, naive))),
-        ("batch split", planned_ms),
+        ("embedding placement", max(planned_ms, _placed_ms(cluster, job, vendor))),
+        ("memory policy", max(planned_ms, _equal_split_ms(cluster, job, vendor, naive))),
+        ("batch split", max(planned_ms, _vendor_ms(cluster, job, vendor, matched))),
+        ("kernel preselection", planned_ms),
         ("devices left out", free.predicted.step_ms),
     ]
     lowest = accumulate((step_ms for _, step_ms in bars), min)
@@ -147,9 +142,37 @@ def _placed_ms(cluster: ClusterSpec, job: ModelSpec, options: SearchOptions) -> 
 def _equal_split_ms(
     cluster: ClusterSpec, job: ModelSpec, options: SearchOptions, naive: Plan
 ) -> float:
-    """Placements and policies free, batches as in the naive port."""
+    """Placements and policies free, batches and kernels as in the naive port."""
     search = Search(cluster, job, options, time.monotonic() + options.time_limit_s)
     crew = next(search.crews())
     split = tuple(naive.pools[study.pool.name].local_batch for study in crew.studies)
     scored = search.score(crew, split)
     return scored.step_s * MS if scored else naive.predicted.step_ms
+
+
+def _vendor_ms(
+    cluster: ClusterSpec, job: ModelSpec, options: SearchOptions, matched: Plan
+) -> float:
+    """Everything free but the kernels.
+
+    A search of its own: the matched plan's split is balanced for its own kernels. It is spared
+    where the matched plan is as fast with the vendor's kernels (host or bridge decide its step).
+    """
+    contexts = {
+        name: PoolContext(
+            pool=cluster.pool(name),
+            device=load_device(pool.device),
+            model=job,
+            local_batch=pool.local_batch,
+            policy=pool.policy,
+            bridge=cluster.bridge,
+            pools_in_job=len(matched.pools),
+            embedding_interval_steps=matched.exchange.embedding_interval_steps,
+        ).with_kernels("vendor")
+        for name, pool in matched.pools.items()
+    }
+    placements = {name: pool.placements for name, pool in matched.pools.items()}
+    same_ms = evaluate(contexts, placements).step_s * MS
+    if same_ms <= matched.predicted.step_ms:
+        return same_ms
+    return min(same_ms, plan_job(cluster, job, options=options).predicted.step_ms)

@@ -44,6 +44,8 @@ def constants_used(ctx: PoolContext) -> Iterator[Constant]:
     """Constants of the device profile that the prediction for this pool rests on."""
     device = ctx.device
     skipped: set[int] = {id(device.watts)}
+    if ctx.policy.kernels == "vendor":
+        skipped |= {id(constant) for constant in _constants(device.triton)}
     for dtype, peak in device.compute.peak_flops_per_s.items():
         if dtype != ctx.policy.compute_precision:
             skipped.add(id(peak))

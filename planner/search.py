@@ -27,20 +27,25 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import InfeasibleError, UsageError
 from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Alternative, Plan, SolverReport
+from planner.specs.plan import Alternative, KernelPolicy, Plan, SolverReport
 from planner.splits import Box, SplitSpace
 from planner.study import PoolStudy, Solved
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Limits of a search. ``matched``: all devices of all pools must work."""
+    """Limits of a search.
+
+    ``matched``: all devices of all pools must work. ``kernels``: ``vendor`` plans without kernel
+    preselection, for a comparison.
+    """
 
     mip_gap: float = 0.01
     time_limit_s: float = 60.0
     top_k: int = 5
     seed: int = 0
     matched: bool = False
+    kernels: KernelPolicy = "preselected"
 
     def __post_init__(self) -> None:
         for name, value in (("mip_gap", self.mip_gap), ("time_limit_s", self.time_limit_s)):
@@ -104,6 +109,7 @@ class Search:
                 pools_in_job=pools_in_job,
                 interval_steps=self.model.max_exchange_interval_steps if pools_in_job > 1 else 1,
                 options=self.solver_options,
+                kernels=self.options.kernels,
             )
         return self.studies[key]
 
@@ -127,19 +133,22 @@ class Search:
                 yield Crew(studies, space)
 
     def offer_naive(self) -> None:
-        """Take the naive port if the search, which stops within its gap, found nothing better."""
+        """Take the naive port, with the kernels of this search, if the search, which stops within
+        its gap, found nothing better."""
         try:
             choice = naive_choice(self.cluster, self.model)
         except InfeasibleError:
             return
         crew = next(self.crews())
-        solved = tuple(
-            Solved(choice.contexts[s.pool.name], choice.placements[s.pool.name])
+        contexts = {
+            s.pool.name: choice.contexts[s.pool.name].with_kernels(s.kernel_policy)
             for s in crew.studies
-        )
-        split = tuple(one.context.local_batch for one in solved)
-        if self.best is None or choice.evaluation.step_s < self.best.step_s:
-            self.best = Scored(crew, split, solved, choice.evaluation)
+        }
+        evaluation = evaluate(contexts, choice.placements)
+        if self.best is None or evaluation.step_s < self.best.step_s:
+            solved = tuple(Solved(ctx, choice.placements[name]) for name, ctx in contexts.items())
+            split = tuple(ctx.local_batch for ctx in contexts.values())
+            self.best = Scored(crew, split, solved, evaluation)
             self.scored[f"naive port: {crew.label}", split] = self.best
 
     def spare_devices(self, bound_s: float) -> None:

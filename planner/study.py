@@ -23,7 +23,7 @@ from planner.specs.cluster import BridgeSpec, PoolSpec
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import InfeasibleError
 from planner.specs.model import ModelSpec
-from planner.specs.plan import MemoryPolicy, Placement
+from planner.specs.plan import KernelPolicy, MemoryPolicy, Placement
 from planner.specs.units import Dtype
 
 GRID_POINTS = 9
@@ -86,6 +86,7 @@ class PoolStudy:
     pools_in_job: int
     interval_steps: int
     options: SolverOptions
+    kernels: KernelPolicy = "preselected"
     programs_solved: int = 0
     _graphs: dict[tuple[int, MemoryPolicy], StepGraph] = field(default_factory=dict)
     _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
@@ -102,6 +103,11 @@ class PoolStudy:
         return self.pool.devices
 
     @property
+    def kernel_policy(self) -> KernelPolicy:
+        """``kernels`` where the device has kernels to choose from."""
+        return "vendor" if self.device.triton is None else self.kernels
+
+    @property
     def policies(self) -> list[MemoryPolicy]:
         """One per compute precision, activations kept.
 
@@ -109,7 +115,11 @@ class PoolStudy:
         """
         communication = narrowest(self.model.precision.communication)
         return [
-            MemoryPolicy(compute_precision=compute, communication_precision=communication)
+            MemoryPolicy(
+                compute_precision=compute,
+                communication_precision=communication,
+                kernels=self.kernel_policy,
+            )
             for compute in compute_precisions(self.device, self.model)
         ]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.specs.cluster import BridgeSpec, PoolSpec
 from planner.specs.device import DeviceProfile
 from planner.specs.model import ModelSpec
-from planner.specs.plan import MemoryPolicy
+from planner.specs.plan import KernelPolicy, MemoryPolicy
 from planner.specs.units import GIB, gbps_to_bytes_per_s
 
 
@@ -27,6 +27,10 @@ class PoolContext:
     bridge: BridgeSpec | None = None
     pools_in_job: int = 1
     embedding_interval_steps: int = 1
+
+    def with_kernels(self, kernels: KernelPolicy) -> PoolContext:
+        """The same pool with other kernels."""
+        return replace(self, policy=self.policy.model_copy(update={"kernels": kernels}))
 
     @property
     def ranks(self) -> int:
