@@ -17,7 +17,7 @@ from planner.cost.elementwise import (
     epilogue_seconds,
 )
 from planner.cost.gemm import Shape, gemms_seconds
-from planner.kernels.select import planned_seconds
+from planner.kernels.select import LARGEST_SIZE, planned_seconds
 from planner.specs.device import DeviceProfile
 from planner.specs.kernels import Gemm
 from planner.specs.plan import KernelPolicy
@@ -40,7 +40,9 @@ def product_seconds(
         UsageError: the device cannot compute in ``precision``.
     """
     gemms = tuple(step_gemms(network.blocks, batch))
-    if kernels == "preselected":
+    # Beyond the range of our kernels' sizes no batch fits a device; the search still asks.
+    in_range = all(max(gemm.m, gemm.n, gemm.k) <= LARGEST_SIZE for gemm in gemms)
+    if kernels == "preselected" and in_range:
         seconds = planned_seconds(device, precision, gemms).tolist()
     else:
         shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from planner.report.kernels import render_kernels
 from planner.report.text import (
     bar,
     columns,
@@ -49,6 +50,8 @@ def render_plan(
         _placements(plan, name, pool, console)
     for name, pool in plan.pools.items():
         _step(name, pool, console)
+    for name, pool in plan.pools.items():
+        render_kernels(name, pool, console)
     _memory(plan, console)
     _exchange(plan, console)
     _considered(plan, console)

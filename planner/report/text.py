@@ -33,6 +33,12 @@ def milliseconds(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def microseconds(value: float) -> str:
+    """Microseconds, to a tenth below 100."""
+    value = rounded(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
 def rate(samples_per_s: float) -> str:
     """Samples per second: ``5.31 M samples/s``."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
