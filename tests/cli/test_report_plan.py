@@ -70,6 +70,39 @@ def test_placements_memory_and_steps_are_counted() -> None:
     assert line.endswith("hidden")
 
 
+def _kernel(
+    layout: str, m: int, triton_us: float, split_k: int = 1, dtype: str = "fp32"
+) -> dict[str, Any]:
+    tile = {"block_m": 128, "block_n": 64, "block_k": 32, "num_warps": 4, "num_stages": 3}
+    candidates: list[dict[str, Any]] = [
+        {"backend": "triton", "tile": tile | {"split_k": split_k}, "predicted_us": triton_us},
+        {"backend": "vendor", "predicted_us": 20.0},
+    ]
+    if triton_us > 20:
+        candidates.reverse()
+    sizes = {"layout": layout, "m": m, "n": 13, "k": 4096}
+    return {**sizes, "dtype": dtype, "count": 2, "candidates": candidates}
+
+
+def test_kernels_are_counted_timed_and_the_most_gaining_named() -> None:
+    assert "Kernels" not in rendered(PLAN)
+    listed = [
+        _kernel("nt", 512, 25.0),
+        _kernel("tn", 256, 5.5, split_k=8),
+        *(_kernel("nn", m, 10.0 + m) for m in range(1, 7)),
+        _kernel("nn", 3000, 1.0, dtype="tf32"),
+    ]
+    text = rendered(changed(PLAN, "pools.amd.kernels", listed))
+    # fp32 runs: 2 x (20 + 5.5 + 11 + 12 + ... + 16) us, or 8 products of 2 x 20 us.
+    assert "Kernels of amd: 0.213 ms in matrix products, 0.320 ms with the vendor's library" in text
+    assert "8 distinct products in fp32: 7 by Triton, 1 by the vendor's library" in text
+    table = [" ".join(line.split()) for line in text.splitlines() if "4 warps" in line]
+    assert table[0] == "tn 256 x 13 x 4,096 2 128x64x32 split 8, 4 warps, 3 stages 5.5 20.0"
+    assert table[1] == "nn 1 x 13 x 4,096 2 128x64x32, 4 warps, 3 stages 11.0 20.0"
+    assert len(table) == 5 and "3,000" not in text
+    assert "Kernels of nvidia" not in text
+
+
 def test_considered_table_marks_the_chosen_row() -> None:
     lines = rendered(PLAN).splitlines()
     chosen = [line for line in lines if line.strip().startswith("->")]

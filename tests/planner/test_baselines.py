@@ -4,11 +4,14 @@ import pytest
 
 from planner.baselines.naive import naive_port
 from planner.compare import compare
+from planner.cost.context import PoolContext
+from planner.fingerprint import constants_used
 from planner.search import SearchOptions, plan_job
 from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError
+from planner.specs.load import load_device, load_model
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Plan
+from planner.specs.plan import MemoryPolicy, Plan
 from planner.specs.units import Dtype
 
 
@@ -79,6 +82,37 @@ def test_comparison_and_its_waterfall(cpu_pools: ClusterSpec, small: ModelSpec) 
     assert bars == sorted(bars, reverse=True)
     assert bars[0] == result.matched.naive.step_ms
     assert bars[-2:] == [result.matched.planned.step_ms, result.free.planned.step_ms]
+
+
+def test_kernel_preselection_is_a_lever_of_its_own() -> None:
+    """A job that matrix products decide: the bar before it is the best plan without it."""
+    pool = PoolSpec(name="pool", device="h200", nodes=1, devices_per_node=2)
+    cluster = ClusterSpec(name="one", pools=(pool,), reference_device="h200")
+    result = compare(cluster, load_model("dlrm_bench"), 131_072)
+    steps = {lever.name: lever.step_ms for lever in result.waterfall}
+    assert list(steps)[-3:] == ["batch split", "kernel preselection", "devices left out"]
+    vendor = SearchOptions(matched=True, kernels="vendor")
+    without = plan_job(cluster, load_model("dlrm_bench"), 131_072, vendor)
+    assert steps["batch split"] == pytest.approx(without.predicted.step_ms, rel=1e-6)
+    assert steps["kernel preselection"] == result.matched.planned.step_ms < steps["batch split"]
+    bars = list(steps.values())
+    assert bars == sorted(bars, reverse=True)
+    assert result.matched.planned.plan.pools["pool"].own_kernels
+    assert not result.matched.naive.plan.pools["pool"].kernels
+
+
+def test_constants_of_the_triton_kernels_count_only_where_they_run() -> None:
+    pool = PoolSpec(name="pool", device="h200", nodes=1, devices_per_node=2)
+    device = load_device("h200")
+    policy = MemoryPolicy(compute_precision=Dtype.BF16, kernels="preselected")
+    own = PoolContext(pool, device, load_model("dlrm_bench"), 64, policy)
+    used, without = (
+        {id(constant) for constant in constants_used(ctx)}
+        for ctx in (own, own.with_kernels("vendor"))
+    )
+    assert device.triton is not None
+    triton = {id(getattr(device.triton, name)) for name in type(device.triton).model_fields}
+    assert used - without == triton
 
 
 def test_fp32_recipe_stays_fp32(cpu_pools: ClusterSpec, small: ModelSpec) -> None:

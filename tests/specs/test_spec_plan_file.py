@@ -52,6 +52,14 @@ def test_order_of_pools_survives(plan: Plan, tmp_path: Path) -> None:
         loaded.pool_of_rank(3)
 
 
+def test_a_plan_from_before_kernel_preselection_means_the_vendors_kernels(tmp_path: Path) -> None:
+    # What that version wrote: no field of kernels at all.
+    old = changed(PLAN, "digest", sha256(PLAN))
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    for pool in load_plan(tmp_path / "old.json").pools.values():
+        assert pool.policy.kernels == "vendor" and pool.kernels == pool.own_kernels == ()
+
+
 def test_shares_add_up(plan: Plan) -> None:
     assert plan.share("amd") == plan.share("nvidia") == 0.5
     assert plan.world_size == 3
