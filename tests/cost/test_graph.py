@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.dense import dense_network, parameters
+from planner.cost.dense_time import product_seconds
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.exchange import (
     bridge_seconds,
@@ -23,6 +24,7 @@ from planner.cost.graph import (
 from planner.cost.step import EXCHANGE_PREFIX
 from planner.cost.zipf import expected_distinct
 from planner.specs.load import load_device, load_model
+from planner.specs.plan import KernelPolicy
 from planner.specs.units import Dtype
 from tests.cost.helpers import BRIDGE, context, small_model
 
@@ -128,10 +130,13 @@ def test_pools_of_a_job_share_the_names_of_their_bridge_operations() -> None:
     assert not any(operation.name.startswith(EXCHANGE_PREFIX) for operation in single)
 
 
-def test_a_whole_model_takes_milliseconds() -> None:
+@pytest.mark.parametrize("kernels", ["vendor", "preselected"])
+def test_a_whole_model_takes_milliseconds(kernels: KernelPolicy) -> None:
     ctx = context(model=load_model("dlrm"), local_batch=6912, precision=Dtype.BF16)
+    ctx = ctx.with_kernels(kernels)
     pool_step_graph(ctx)
     _fastest_seconds.cache_clear()
+    product_seconds.cache_clear()
     start = time.thread_time()
     pool_step_graph(ctx)
     assert time.thread_time() - start < 0.02
@@ -144,14 +149,17 @@ def test_a_whole_model_takes_milliseconds() -> None:
     device=st.sampled_from(["h200", "b200", "mi350x", "cpu"]),
     name=st.sampled_from(["dlrm", "deepfm_criteo", "de_medium", "wukong_criteo"]),
     recompute=st.sampled_from(["none", "full"]),
+    kernels=st.sampled_from(["vendor", "preselected"]),
 )
 def test_more_samples_never_take_less_time(
-    batch: int, more: int, device: str, name: str, recompute: str
+    batch: int, more: int, device: str, name: str, recompute: str, kernels: KernelPolicy
 ) -> None:
     model = load_model(name)
     few, many = (
         pool_step_graph(
-            context(device, model=model, local_batch=size, recompute=recompute, pools=2)
+            context(
+                device, model=model, local_batch=size, recompute=recompute, pools=2
+            ).with_kernels(kernels)
         )
         for size in (batch, batch + more)
     )
