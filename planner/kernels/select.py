@@ -110,8 +110,11 @@ def _vendor_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) 
 
 
 @lru_cache(maxsize=64)
-def _arrays(tiles: tuple[TileConfig, ...]) -> TileArrays:
-    return TileArrays.of(tiles)
+def _tiles(
+    device: DeviceProfile, dtype: Dtype, layout: Layout
+) -> tuple[tuple[TileConfig, ...], TileArrays]:
+    tiles = tile_candidates(device, dtype, layout)
+    return tiles, TileArrays.of(tiles)
 
 
 def _triton_seconds(
@@ -127,8 +130,7 @@ def _triton_seconds(
         of_layout = [i for i, g in enumerate(gemms) if g.layout is layout and g.batch == 1]
         if not of_layout:
             continue
-        tiles = tile_candidates(device, dtype, layout)
-        arrays = _arrays(tiles)
+        tiles, arrays = _tiles(device, dtype, layout)
         for start in range(0, len(of_layout), CHUNK):
             indices = of_layout[start : start + CHUNK]
             products = Products.of([gemms[index] for index in indices], dtype.bytes)
