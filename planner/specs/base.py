@@ -21,6 +21,10 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LARGEST_FILE_BYTES = 128 << 20
+"""Of a spec or plan; plans of a thousand tables on hundreds of ranks have a few million."""
+LARGEST_DOCUMENT = 1_000_000
+"""Values of a YAML document with its aliases written out."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=128)]
 
 
@@ -67,10 +71,19 @@ def read_text(path: str | Path, what: str) -> str:
     """File content as UTF-8.
 
     Raises:
-        SpecError: if it does not exist, is a folder, or cannot be read or decoded.
+        SpecError: if it does not exist, is a folder or too large, or cannot be read or decoded.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # Of a pipe or device the size is not known before.
+        with Path(path).open("rb") as stream:
+            content = stream.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise SpecError(
+                f"this {what} has more than {LARGEST_FILE_BYTES:,} bytes",
+                file=path,
+                fix="check that the path names the right file",
+            )
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise SpecError(
             f"this {what} does not exist", file=path, fix="check the path, or give another one"
@@ -87,7 +100,9 @@ def read_text(path: str | Path, what: str) -> str:
         ) from None
     except OSError as error:
         raise SpecError(
-            f"this {what} cannot be read: {error.strerror}", file=path, fix="check its permissions"
+            f"this {what} cannot be read: {error.strerror}",
+            file=path,
+            fix="check the path and its permissions",
         ) from None
 
 
@@ -117,7 +132,24 @@ def load_yaml(path: str | Path, what: str) -> dict[str, Any]:
             file=path,
             fix=f"start from one of the {what}s that hwplan ships",
         )
+    if _written_out(data, {}) > LARGEST_DOCUMENT:
+        raise SpecError(
+            f"its aliases make it a {what} of more than {LARGEST_DOCUMENT:,} values",
+            file=path,
+            fix="write the values out, or use fewer aliases of aliases",
+        )
     return data
+
+
+def _written_out(data: Any, known: dict[int, float]) -> float:
+    """Values in ``data`` if every alias were written out; infinite if it contains itself."""
+    if not isinstance(data, dict | list):
+        return 1
+    if id(data) not in known:
+        known[id(data)] = math.inf
+        children = data.values() if isinstance(data, dict) else data
+        known[id(data)] = 1 + sum(_written_out(child, known) for child in children)
+    return known[id(data)]
 
 
 def validate(spec: type[SpecT], data: Any, file: str | Path | None) -> SpecT:
@@ -165,10 +197,18 @@ def rounded(value: float, digits: int = 9) -> float:
 def write_atomically(path: str | Path, text: str) -> None:
     """Write ``text`` whole or not at all (temporary file in the same folder, then rename).
 
+    A symbolic link stays one: the file that it points to is replaced.
+
     Raises:
-        SpecError: if the folder does not exist or is not writable.
+        SpecError: if the folder does not exist or is not writable, or ``path`` is no regular file.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise SpecError(
+            "this is no regular file: it cannot be replaced by a new one",
+            file=path,
+            fix="name a file (results go to stdout without an output option)",
+        )
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

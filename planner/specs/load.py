@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -24,14 +25,14 @@ def names_in(folder: Path) -> list[str]:
 
 
 def _locate(name: str, shipped: Path, what: str, relative_to: Path | None = None) -> Path:
-    """A path for something that looks like one, else the shipped file of that name."""
+    """A path for something that looks like one (``relative_to`` a folder, and failing that to the
+    current one), else the shipped file of that name."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
         path = Path(name)
-        if relative_to is not None and not path.is_absolute() and not path.exists():
-            path = relative_to / path
-        return path
+        beside = path if relative_to is None else relative_to / path
+        return path if os.path.exists(path) and not os.path.exists(beside) else beside
     path = shipped / f"{name}.yaml"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not path.is_file():
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not os.path.isfile(path):
         raise UsageError(
             f"unknown {what}",
             value=name,

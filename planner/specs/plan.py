@@ -8,6 +8,7 @@ truncated or edited plan is noticed and a plan for another cluster is refused.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from planner.specs.base import (
     write_atomically,
 )
 from planner.specs.cluster import ClusterSpec
+from planner.specs.consistency import check_consistency
 from planner.specs.errors import SpecError
 from planner.specs.kernels import Backend, PlannedGemm
 from planner.specs.model import ComputeKernel, ModelSpec, ShardingType
@@ -238,6 +240,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _finite(text: str) -> float:
+    """A number beyond a float's range (1e999) would become infinite."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
 def load_plan(path: str | Path) -> Plan:
     """Read a plan and check schema, digest and internal consistency.
 
@@ -246,7 +256,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     text = read_text(path, "plan")
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise SpecError(
             "not valid JSON: the plan is truncated or damaged",
@@ -275,7 +285,9 @@ def load_plan(path: str | Path) -> Plan:
             "not the plan)",
         )
     data["digest"] = digest
-    return validate(Plan, data, path)
+    plan = validate(Plan, data, path)
+    check_consistency(plan, path)
+    return plan
 
 
 def fingerprint(parts: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -47,8 +48,26 @@ def _options(
     """Options that come before the command."""
 
 
+def _open_standard_streams() -> None:
+    """A descriptor that the caller closed (``2>&-``) would be given to the next file opened.
+
+    Where it was closed nothing can be read or written: opened the wrong way round, every use of it
+    fails as that of a closed one does.
+    """
+    for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(os.open(os.devnull, mode), descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main() -> None:
     """Run one command. Errors that a user can cause become one screen on stderr and a code."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a bar or a dash gets "?" rather than an error.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from planner.specs.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -28,14 +30,21 @@ def write(text: str) -> None:
 
     Raises:
         typer.Exit: the pipe is closed.
+        UsageError: stdout cannot be written.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes stdout again when it exits; that must not fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(READER_GONE) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(READER_GONE) from None
+        raise UsageError(
+            f"the results cannot be written: {error.strerror}",
+            field="standard output",
+            fix="send it to a file or pipe that can be written",
+        ) from None
 
 
 def write_json(data: Any) -> None:

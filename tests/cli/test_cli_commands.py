@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -185,6 +186,24 @@ def test_a_closed_pipe_ends_quietly_with_the_shells_code() -> None:
             timeout=60,
         )
     assert (process.returncode, process.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_results_that_cannot_be_written_are_an_error(redirection: str) -> None:
+    command = " ".join([*map(shlex.quote, START), "models --json", redirection])
+    result = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "standard output" in result.stderr and "To fix" in result.stderr
+
+
+def test_a_closed_stderr_does_no_harm() -> None:
+    command = " ".join([*map(shlex.quote, START), "models --json 2>&-"])
+    result = subprocess.run(
+        command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0 and json.loads(result.stdout)
 
 
 def test_ascii_terminals_get_no_error() -> None:

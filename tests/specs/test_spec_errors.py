@@ -272,3 +272,42 @@ def test_a_device_profile_beside_the_cluster_file_is_found(tmp_path: Path) -> No
     assert cluster.pools[1].device == str(tmp_path / "mine.yaml")
     assert cluster.pools[0].device == "mi350x"
     assert load_device(cluster.pools[1].device).name == "b200"
+
+
+def test_aliases_of_aliases_are_refused_before_they_are_written_out(tmp_path: Path) -> None:
+    rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(rows))
+    with pytest.raises(SpecError, match="aliases"):
+        load_cluster(str(path))
+    path.write_text("a: &a [*a]")
+    with pytest.raises(SpecError):
+        load_cluster(str(path))
+
+
+def test_files_without_end_and_names_too_long_are_errors() -> None:
+    with pytest.raises(SpecError, match="more than"):
+        load_cluster("/dev/zero")
+    with pytest.raises(SpecError, match="too long"):
+        load_cluster("a" * 300 + ".yaml")
+    with pytest.raises(UsageError, match="unknown cluster"):
+        load_cluster("a" * 300)
+
+
+def test_a_device_path_is_looked_up_beside_the_cluster_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (DEVICES / "h200.yaml").read_text()
+    for folder, name in (("here", "mine_here"), ("beside", "mine_beside")):
+        (tmp_path / folder).mkdir()
+        profile = shipped.replace("name: h200", f"name: {name}", 1)
+        (tmp_path / folder / "mine.yaml").write_text(profile)
+    cluster = tmp_path / "beside" / "cluster.yaml"
+    cluster.write_text(
+        "name: one\nreference_device: h200\n"
+        "pools: [{name: p, device: mine.yaml, nodes: 1, devices_per_node: 1}]\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    found = load_device(load_cluster(str(cluster)).pools[0].device)
+    assert found.name == "mine_beside"

@@ -239,3 +239,59 @@ def test_canonical_json_has_no_nan() -> None:
 def test_clusters_with_one_pool_need_no_bridge() -> None:
     alone = without(changed(CLUSTER, "pools", CLUSTER["pools"][:1]), "bridge")
     assert validate(ClusterSpec, alone, None).bridge is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("global_batch", 95, ["pools", "96 samples", "95"]),
+        ("pools.amd.ranks", 3, ["pools.amd.ranks", "3 ranks are not 1 nodes of 2 devices"]),
+        ("pools.amd.nodes", 2, ["pools.amd.nodes", "more than the cluster's 1"]),
+        ("pools.amd.placements.user.ranks", [0, 2], ["placements.user.ranks", "rank 2", "has 2"]),
+        ("pools.amd.memory_bytes", [], ["pools.amd.memory_bytes", "0 entries for 2 ranks"]),
+        ("pools.amd.memory_bytes.1", {"weights": 1}, ["memory_bytes.1", "does not say total"]),
+    ],
+)
+def test_an_edited_plan_with_a_digest_of_its_own_must_still_fit_together(
+    path: str, value: Any, words: list[str], tmp_path: Path
+) -> None:
+    edited = changed(PLAN, path, value)
+    edited["digest"] = sha256(edited)
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(edited))
+    with pytest.raises(SpecError) as caught:
+        load_plan(file)
+    message = str(caught.value)
+    assert all(word in message for word in (*words, str(file), "hwplan plan --out")), message
+
+
+def test_placements_and_tables_are_the_same(tmp_path: Path) -> None:
+    edited = without(PLAN, "pools.amd.placements.item_1")
+    edited["pools"]["nvidia"]["placements"]["ghost"] = PLAN["pools"]["amd"]["placements"]["user"]
+    edited["digest"] = sha256(edited)
+    (tmp_path / "p.json").write_text(json.dumps(edited))
+    with pytest.raises(SpecError, match="item_1 has no placement") as caught:
+        load_plan(tmp_path / "p.json")
+    assert "placements.ghost: the plan's model has no such table" in str(caught.value)
+
+
+def test_a_number_beyond_floats_is_refused(saved: Path) -> None:
+    saved.write_text(saved.read_text().replace('"gap":0.0714', '"gap":1e999'))
+    with pytest.raises(SpecError, match="not valid JSON"):
+        load_plan(saved)
+
+
+def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+
+
+def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SpecError, match="no regular file"):
+        write_atomically(pipe, "new")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
