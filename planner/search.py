@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from typing import get_args
 
 from planner.assemble import assemble, freshest, with_batch
 from planner.baselines.naive import naive_choice
@@ -53,6 +54,9 @@ class SearchOptions:
                 raise UsageError(f"{name} is not usable", value=value, fix="give a number >= 0")
         if self.top_k < 1:
             raise UsageError("top_k is not usable", value=self.top_k, fix="give 1 or more")
+        if self.kernels not in get_args(KernelPolicy):
+            names = " or ".join(get_args(KernelPolicy))
+            raise UsageError("kernels is not usable", value=self.kernels, fix=f"give {names}")
 
 
 @dataclass(frozen=True)

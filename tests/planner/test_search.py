@@ -242,9 +242,11 @@ def test_batch_must_be_positive(small: ModelSpec, cpu_pools: ClusterSpec, batch:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"mip_gap": -0.1}, {"time_limit_s": float("nan")}, {"top_k": 0}], ids=str
+    "bad",
+    [{"mip_gap": -0.1}, {"time_limit_s": float("nan")}, {"top_k": 0}, {"kernels": "own"}],
+    ids=str,
 )
-def test_search_options_out_of_range(bad: dict[str, float]) -> None:
+def test_search_options_out_of_range(bad: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         SearchOptions(**bad)  # type: ignore[arg-type]
 
