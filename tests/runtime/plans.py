@@ -82,7 +82,7 @@ def plan_for(cluster: ClusterSpec, local_batch: dict[str, int], model: ModelSpec
                 )
                 for index, table in enumerate(model.all_tables)
             },
-            memory_bytes=tuple({"total": 0} for _ in range(pool.devices)),
+            memory_bytes=tuple({"total": 0, "capacity": 1} for _ in range(pool.devices)),
             predicted=PoolPrediction(
                 step_ms=1.0, breakdown_ms={}, critical_path=(), slowest_rank=0
             ),
