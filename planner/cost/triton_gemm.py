@@ -1,27 +1,38 @@
-"""Time of one given Triton tile config: programs in waves, each the slowest of its resources.
+"""Time of one given Triton tile config: programs in waves, each as slow as its scarcest resource.
 
 The kernel (``trainers.kernels``): one program for each tile of C and split of k; a loop over blocks
 of k, loads s - 1 steps ahead; split sums go to a workspace (fp32) that a second kernel adds up.
 
-Notation: C[m, n] = A[m, k] B[k, n]; blocks B_M, B_N, B_K; s stages; r programs on one unit (at most
-``occupancy``); programs = ceil(m/B_M) ceil(n/B_N) split_k; steps = ceil(ceil(k/B_K) / split_k)::
+Notation: C[m, n] = A[m, k] B[k, n]; blocks B_M, B_N, B_K; s stages; programs = ceil(m/B_M)
+ceil(n/B_N) split_k; steps = ceil(ceil(k/B_K) / split_k); r programs share a unit (at most
+``occupancy``; in the last wave what is left). ``x (+) y`` = (x^4 + y^4)^(1/4): resources overlap,
+but not where they meet::
 
-    t        = t_launch + waves * t_fill + (main^4 + hbm^4)^(1/4) + store (+ second kernel)
-    main     = full_waves * steps * step(occupancy) + steps * step(r of the last wave)
-    step(r)  = max(r matrix, r shared, r load, matrix + t_step, t_latency / (s - 1)) + r scalar
+    t       = t_launch + waves t_fill + prologue + (main (+) hbm) + store (+ second kernel)
+    main    = steps (full_waves step(occupancy) + step(r of the last wave))
+    step(r) = r matrix (+) r shared (+) r load (+) r issue (+) alone (+) sqrt(r) wait
 
-* matrix: 2 B_M B_N B_K over one unit's rate (wgmma, or mma.sync below 64 rows).
-* shared: operands written to shared memory once, and read by the matrix unit: 64 + B_N columns for
-  each 64 rows (wgmma), or the blocks of each warp.
-* load: operands over the L2's bandwidth, of one unit and of all that are active.
-* scalar: operands whose contiguous size is no multiple of 16 bytes are loaded one by one.
+* matrix: 2 B_M B_N B_K over a unit's rate: wgmma, or mma.sync below 64 rows (AMD: MFMA).
+* shared: operands written to shared memory, and read by the matrix unit: for each 64 rows these
+  and the columns of B (wgmma), or the blocks of each warp.
+* load: operands over the L2's bandwidth, of one unit and of all that are active; rows of less than
+  128 bytes use their lines badly.
+* issue: load instructions. An operand whose contiguous size is no multiple of 16 bytes is copied by
+  elements of 4 bytes, or, if these are smaller, goes through registers: not ahead, and what does
+  not fit them spills. wgmma takes 4-byte operands along k only: others are transposed in the copy.
+* alone: matrix + what a step costs a program that nothing overlaps (barriers, loads in registers).
+* wait: load latency, growing with the bytes of a stage, over the steps that loads are ahead.
+* prologue: the first s - 1 blocks arrive with nothing to overlap them.
 * hbm: what the L2 does not hold: A once, B again for each group of rows that it does not cover.
-* store: C (or the partial sums) over the store bandwidth.
+* store: C (or partial sums) over the bandwidth of all units, or of the busiest.
 
-Every term is nondecreasing in m, n, k. Alignment looks only at sizes that do not carry the batch
-(nt, nn: n and k; tn: m and n), so the time is nondecreasing in the local batch; between two widths
-of a layer, an aligned one may be faster than a smaller unaligned one. Constants are fitted by
-``benchmarks/fit_triton.py``.
+The loop's machine code, so its constants for shared memory, step and latency, depend on the layout
+and on the size of the elements (``TritonProfile.loops``); the others are the device's. All are
+fitted by ``benchmarks/fit_triton.py``.
+
+Every term is nondecreasing in m, n and k. Alignment looks only at sizes that do not carry the batch
+(nt, nn: n and k; tn: m and n), so the time is nondecreasing in the local batch; of two widths of a
+layer, an aligned one may be faster than a smaller unaligned one.
 """
 
 from __future__ import annotations
@@ -32,58 +43,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.triton_machine import LAYOUT_ROW, Loop, TritonMachine, triton_machine
 from planner.kernels.resources import (
     SMALLEST_BLOCK,
     WGMMA_ROWS,
     WGMMA_WARPS,
-    Architecture,
     TileArrays,
-    architecture,
+    buffers,
     from_shared,
     occupancy,
+    register_demand,
 )
 from planner.specs.device import DeviceProfile
-from planner.specs.errors import UsageError
 from planner.specs.kernels import Epilogue, Gemm, Layout
 from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-OVERLAP = 4.0
-"""Exponent of the sum of matrix and memory time: they overlap, but not at their meeting point."""
 VECTOR_BYTES = 16
 """Of one lane's widest load."""
-SHARED_BYTES_PER_CLOCK = 128
+COPY_BYTES = 4
+"""Smallest asynchronous copy to shared memory."""
+LINE_BYTES = 128
 PARTIAL_BYTES = 4
 CROSS_OPERANDS = 3
 """x_0 and x_l read, C + b written besides C."""
-
-
-class TritonMachine(NamedTuple):
-    """What the formula needs of a device for one dtype; efficiencies are applied already."""
-
-    arch: Architecture
-    units: float
-    lds_bytes: float
-    cache_bytes: float
-    element_bytes: int
-    flops_per_s: float
-    """Of one unit, from shared memory."""
-    register_flops_per_s: float
-    """Of one unit, from registers."""
-    shared_bytes_per_s: float
-    """Of one unit."""
-    l2_bytes_per_s: float
-    unit_l2_bytes_per_s: float
-    hbm_bytes_per_s: float
-    store_bytes_per_s: float
-    launch_s: float
-    fill_s: float
-    step_s: float
-    latency_s: float
-    reduce_s: float
-    scalar_s: float
-    """Of one element."""
+REDUCE_BLOCK = 1024
+"""Elements of C that one program of the second kernel adds up."""
+SHORT_LINE = 1.5
+"""Cost of a byte in rows shorter than a line. This and the next two were fitted once, on H200."""
+ISSUE_DELAY = 0.25
+"""Share of a step after which its loads are issued: they have that much less time to arrive."""
+PROLOGUE_SHARE = 0.7
+"""Of the first blocks' load time that the launch of other programs does not hide."""
+SPILL_S_PER_BYTE = 4e-12
+"""Registers written to memory and read again, each step."""
 
 
 class Products(NamedTuple):
@@ -92,10 +87,8 @@ class Products(NamedTuple):
     m: Array
     n: Array
     k: Array
-    rows_a: NDArray[np.bool_]
-    """Whether A is stored by rows (nt, nn)."""
-    rows_b: NDArray[np.bool_]
-    """Whether B is stored by rows (nn, tn)."""
+    layout: NDArray[np.intp]
+    """0 nt, 1 nn, 2 tn."""
     output_bytes: Array
     """Of one element of C: a weight gradient is summed into fp32 weights."""
     epilogue_bytes: Array
@@ -105,136 +98,127 @@ class Products(NamedTuple):
     def of(cls, gemms: Sequence[Gemm], element_bytes: int) -> Products:
         """``gemms`` as columns of shape (products, 1)."""
         sizes = np.array([gemm[:3] for gemm in gemms], dtype=np.float64).reshape(-1, 3)
-        weight_gradient = np.array([[gemm.layout is Layout.TN] for gemm in gemms], dtype=bool)
+        layout = np.array([[LAYOUT_ROW[gemm.layout]] for gemm in gemms], dtype=np.intp)
         cross = np.array([[gemm.epilogue is Epilogue.CROSS] for gemm in gemms], dtype=bool)
-        output_bytes = np.where(weight_gradient, 4.0, max(element_bytes, 2))
+        output_bytes = np.where(layout == LAYOUT_ROW[Layout.TN], 4.0, max(element_bytes, 2))
         return cls(
             m=sizes[:, :1],
             n=sizes[:, 1:2],
             k=sizes[:, 2:],
-            rows_a=~weight_gradient,
-            rows_b=np.array([[gemm.layout is not Layout.NT] for gemm in gemms], dtype=bool),
+            layout=layout,
             output_bytes=output_bytes,
             epilogue_bytes=np.where(cross, CROSS_OPERANDS * output_bytes, 0.0),
         )
 
 
-def triton_machine(device: DeviceProfile, dtype: Dtype) -> TritonMachine:
-    """The device as the model of the Triton kernels sees it.
+def _overlapped(*terms_s: Array) -> Array:
+    """Time of resources that overlap: the fourth root of the sum of fourth powers."""
+    total = np.square(np.square(terms_s[0]))
+    for term_s in terms_s[1:]:
+        total = total + np.square(np.square(term_s))
+    return np.sqrt(np.sqrt(total))
 
-    Raises:
-        UsageError: no Triton kernels on it (a CPU, no section ``triton``, unknown architecture), or
-            it cannot multiply in ``dtype``.
-    """
-    constants = device.triton
-    if constants is None:
-        raise UsageError(
-            f"{device.name} has no Triton kernels",
-            field="triton",
-            fix="add a section triton to the device profile, or use the vendor library",
-        )
-    peak = device.compute.peak_flops_per_s.get(dtype)
-    if peak is None:
-        raise UsageError(
-            f"{device.name} cannot multiply matrices in this precision",
-            field="compute_precision",
-            value=str(dtype),
-            fix=f"use one of {', '.join(device.compute.peak_flops_per_s)}",
-        )
-    unit_flops_per_s = peak.value / device.compute.units.value
-    clock_hz = device.compute.clock_hz.value
-    hbm = device.memory.hbm_bytes_per_s.value
-    return TritonMachine(
-        arch=architecture(device),
-        units=device.compute.units.value,
-        lds_bytes=device.compute.lds_bytes.value,
-        cache_bytes=device.memory.last_level_cache_bytes.value,
-        element_bytes=dtype.bytes,
-        flops_per_s=unit_flops_per_s * constants.matrix_efficiency.value,
-        register_flops_per_s=unit_flops_per_s * constants.register_efficiency.value,
-        shared_bytes_per_s=SHARED_BYTES_PER_CLOCK * clock_hz * constants.shared_efficiency.value,
-        l2_bytes_per_s=hbm * constants.l2_over_hbm.value,
-        unit_l2_bytes_per_s=clock_hz * constants.unit_l2_bytes_per_clock.value,
-        hbm_bytes_per_s=hbm * constants.hbm_efficiency.value,
-        store_bytes_per_s=hbm * constants.store_over_hbm.value,
-        launch_s=constants.launch_s.value,
-        fill_s=constants.fill_s.value,
-        step_s=constants.step_s.value,
-        latency_s=constants.latency_s.value,
-        reduce_s=constants.reduce_s.value,
-        scalar_s=constants.scalar_s.value,
+
+class _Operand(NamedTuple):
+    """How one block of A or B reaches the matrix unit."""
+
+    in_registers: Mask
+    """Loaded by elements into registers, and from there to shared memory."""
+    elements: Array
+    scalar_registers: Array
+    """Registers of the unit's threads that hold it."""
+    issue_s: Array
+
+
+def _operand(
+    machine: TritonMachine, shared: Mask, elements: Array, contiguous: Array, along_k: Mask
+) -> _Operand:
+    """``contiguous``: its size in elements; ``along_k``: whether that is k."""
+    element_bytes = machine.element_bytes
+    odd = contiguous * element_bytes % VECTOR_BYTES != 0
+    in_registers = odd & (element_bytes < COPY_BYTES)
+    transposed = shared & ~along_k & (element_bytes == COPY_BYTES)
+    loads = elements / machine.arch.lanes
+    by_element_s = np.where(
+        transposed, machine.transpose_s, machine.scalar_s if element_bytes < 4 else machine.copy_s
+    )
+    vectors_s = loads * (element_bytes / VECTOR_BYTES) * machine.issue_s
+    return _Operand(
+        in_registers=in_registers,
+        elements=elements,
+        # Neighbours along k share an address; along the other side each has its own.
+        scalar_registers=np.where(in_registers, np.where(along_k, 3.0, 5.0) * elements, 0.0),
+        issue_s=np.where(odd | transposed, loads * by_element_s, vectors_s),
     )
 
 
-def seconds(machine: TritonMachine, products: Products, tiles: TileArrays) -> Array:
-    """Seconds of the products under the tiles; columns of both broadcast."""
-    m, n, k = products.m, products.n, products.k
-    split = tiles.split_k
-    grid_m, grid_n = np.ceil(m / tiles.block_m), np.ceil(n / tiles.block_n)
-    programs = grid_m * grid_n * split
-    steps = np.ceil(np.ceil(k / tiles.block_k) / split)
-    resident = occupancy(machine.arch, machine.lds_bytes, machine.element_bytes, tiles)
-    slots = machine.units * resident
-    full_waves = np.floor(programs / slots)
-    last_resident = np.ceil((programs - full_waves * slots) / machine.units)
-
-    step = _Step.of(machine, products, tiles, np.minimum(programs, machine.units))
-    main_s = steps * (full_waves * step.seconds(resident) + step.seconds(last_resident))
-    hbm_s = _hbm_bytes(machine, products, tiles, grid_m, grid_n, slots) / machine.hbm_bytes_per_s
-    body_s = (main_s**OVERLAP + hbm_s**OVERLAP) ** (1 / OVERLAP)
-    fill_s = machine.fill_s * (full_waves + (last_resident > 0))
-
-    elements = m * n
-    finish_bytes = elements * (products.output_bytes + products.epilogue_bytes)
-    partial_bytes = elements * PARTIAL_BYTES * split
-    alone_s = finish_bytes / machine.store_bytes_per_s
-    split_s = machine.reduce_s + (2 * partial_bytes + finish_bytes) / machine.store_bytes_per_s
-    store_s = np.where(split > 1, split_s, alone_s)
-    return np.asarray(machine.launch_s + fill_s + body_s + store_s)
-
-
 class _Step(NamedTuple):
-    """Seconds that one block of k takes of each resource of a unit, for one program."""
+    """Seconds that one block of k takes of each resource, for one program."""
 
-    shared_out: Array
-    """The slowest of what resident programs share."""
+    divided: Array
+    """What resident programs take in turn, overlapped."""
     alone: Array
-    """What one program needs, however many there are."""
-    scalar: Array
-
-    @classmethod
-    def of(
-        cls, machine: TritonMachine, products: Products, tiles: TileArrays, active: Array
-    ) -> _Step:
-        """``active``: units that work."""
-        m_b, n_b, k_b = tiles.block_m, tiles.block_n, tiles.block_k
-        shared = from_shared(machine.arch, tiles)
-        rate = np.where(shared, machine.flops_per_s, machine.register_flops_per_s)
-        matrix_s = 2 * m_b * n_b * k_b / rate
-        line_bytes = k_b * machine.element_bytes
-        touched = np.where(shared, _group_lines(tiles), _warp_lines(tiles)) + m_b + n_b
-        shared_s = touched * line_bytes / machine.shared_bytes_per_s
-        loaded_bytes = (np.minimum(m_b, products.m) + np.minimum(n_b, products.n)) * line_bytes
-        load_s = loaded_bytes * np.maximum(
-            active / machine.l2_bytes_per_s, 1 / machine.unit_l2_bytes_per_s
-        )
-        ahead = np.maximum(tiles.num_stages - np.where(shared, 1, 2), 1)
-        odd_a = _is_odd(np.where(products.rows_a, products.k, products.m), machine.element_bytes)
-        odd_b = _is_odd(np.where(products.rows_b, products.n, products.k), machine.element_bytes)
-        return cls(
-            shared_out=np.maximum(np.maximum(matrix_s, shared_s), load_s),
-            alone=np.maximum(matrix_s + machine.step_s, machine.latency_s / ahead),
-            scalar=(odd_a * m_b + odd_b * n_b) * k_b * machine.scalar_s,
-        )
+    wait: Array
+    first: Array
+    """Loading it with nothing to overlap."""
 
     def seconds(self, resident: Array) -> Array:
         """Of one block of k with ``resident`` programs on the unit; 0 for none."""
-        busy = np.maximum(resident * self.shared_out, self.alone) + resident * self.scalar
+        busy = _overlapped(resident * self.divided, self.alone, np.sqrt(resident) * self.wait)
         return np.where(resident > 0, busy, 0.0)
 
 
-def _is_odd(contiguous: Array, element_bytes: int) -> NDArray[np.bool_]:
-    return np.asarray(contiguous * element_bytes % VECTOR_BYTES != 0)
+def _step(
+    machine: TritonMachine, products: Products, tiles: TileArrays, active: Array
+) -> tuple[_Step, Array]:
+    """One block of k, and the programs that a unit holds. ``active``: units that work."""
+    m_b, n_b, k_b = tiles.block_m, tiles.block_n, tiles.block_k
+    loop = Loop(*np.moveaxis(machine.loops[products.layout], -1, 0))
+    a_along_k, b_along_k = products.layout < 2, products.layout == 0
+    shared = from_shared(machine.arch, tiles)
+    a = _operand(machine, shared, m_b * k_b, np.where(a_along_k, products.k, products.m), a_along_k)
+    b = _operand(machine, shared, n_b * k_b, np.where(b_along_k, products.k, products.n), b_along_k)
+    ahead = buffers(machine.arch, tiles)
+    operand_bytes = machine.element_bytes * (
+        a.elements * np.where(a.in_registers, 1.0, ahead)
+        + b.elements * np.where(b.in_registers, 1.0, ahead)
+    )
+    scratch_bytes = m_b * n_b * np.where(tiles.split_k > 1, PARTIAL_BYTES, products.output_bytes)
+    held_bytes = np.maximum(operand_bytes, scratch_bytes * machine.arch.stores_through_shared)
+    demand = register_demand(machine.arch, tiles, a.scalar_registers + b.scalar_registers)
+    resident = occupancy(machine.arch, machine.lds_bytes, held_bytes, demand, tiles.num_warps)
+    threads = tiles.num_warps * machine.arch.lanes
+    spilled_bytes = 8 * threads * np.maximum(demand - machine.arch.registers_per_thread, 0)
+
+    matrix_s = (
+        2 * m_b * n_b * k_b / np.where(shared, machine.flops_per_s, machine.register_flops_per_s)
+    )
+    line_bytes = k_b * machine.element_bytes
+    wide = machine.element_bytes == COPY_BYTES
+    read_lines = np.where(
+        shared, _group_lines(tiles), _warp_lines(tiles, wide & ~a_along_k, wide & ~b_along_k)
+    )
+    shared_s = (read_lines + m_b + n_b) * line_bytes / loop.shared_bytes_per_s
+    a_bytes = np.minimum(m_b, products.m) * line_bytes
+    b_bytes = np.minimum(n_b, products.n) * line_bytes
+    short = np.where(line_bytes < LINE_BYTES, SHORT_LINE, 1.0)
+    load_s = (a_bytes * np.where(a_along_k, short, 1) + b_bytes * np.where(b_along_k, short, 1)) * (
+        np.maximum(active / machine.l2_bytes_per_s, 1 / machine.unit_l2_bytes_per_s)
+    )
+    spill_s = spilled_bytes * SPILL_S_PER_BYTE
+    issue_s = a.issue_s + b.issue_s + spill_s
+    serial_s = np.where(a.in_registers, a.issue_s, 0.0) + np.where(b.in_registers, b.issue_s, 0.0)
+    in_registers = a.in_registers | b.in_registers
+    serial_s = np.where(in_registers, machine.register_load_s + serial_s + spill_s, 0.0)
+    steps_ahead = np.maximum(ahead - 1, 1)
+    arrival = steps_ahead - np.where(steps_ahead > 1, ISSUE_DELAY, 0.0)
+    step = _Step(
+        divided=_overlapped(matrix_s, shared_s, load_s, issue_s),
+        alone=matrix_s + loop.step_s + serial_s,
+        wait=(loop.latency_s + (a_bytes + b_bytes) * loop.latency_s_per_byte) / arrival,
+        first=PROLOGUE_SHARE * np.maximum(issue_s, load_s),
+    )
+    return step, resident
 
 
 def _group_lines(tiles: TileArrays) -> Array:
@@ -244,12 +228,55 @@ def _group_lines(tiles: TileArrays) -> Array:
     return np.asarray(slabs * (groups_along_n * WGMMA_ROWS + tiles.block_n))
 
 
-def _warp_lines(tiles: TileArrays) -> Array:
-    """Lines of k that warps read, laid out over the tile as near to square as it allows."""
+def _warp_lines(tiles: TileArrays, a_by_words: Mask, b_by_words: Mask) -> Array:
+    """Lines of k that warps read, laid out over the tile as near to square as it allows; twice
+    those of 4-byte operands across k, which come word by word."""
     warps = tiles.num_warps
     square = np.sqrt(warps * tiles.block_m / tiles.block_n)
     along_m = np.clip(np.minimum(square, tiles.block_m / SMALLEST_BLOCK), 1, warps)
-    return np.asarray(warps / along_m * tiles.block_m + along_m * tiles.block_n)
+    a_lines = warps / along_m * tiles.block_m * np.where(a_by_words, 2, 1)
+    return np.asarray(a_lines + along_m * tiles.block_n * np.where(b_by_words, 2, 1))
+
+
+def seconds(machine: TritonMachine, products: Products, tiles: TileArrays) -> Array:
+    """Seconds of the products under the tiles; columns of both broadcast."""
+    m, n, k, split = products.m, products.n, products.k, tiles.split_k
+    grid_m, grid_n = np.ceil(m / tiles.block_m), np.ceil(n / tiles.block_n)
+    programs = grid_m * grid_n * split
+    steps = np.ceil(np.ceil(k / tiles.block_k) / split)
+    step, resident = _step(machine, products, tiles, np.minimum(programs, machine.units))
+    slots = machine.units * resident
+    full_waves = np.floor(programs / slots)
+    last_resident = np.ceil((programs - full_waves * slots) / machine.units)
+
+    main_s = steps * (full_waves * step.seconds(resident) + step.seconds(last_resident))
+    hbm_s = _hbm_bytes(machine, products, tiles, grid_m, grid_n, slots) / machine.hbm_bytes_per_s
+    waves = full_waves + (last_resident > 0)
+    # Programs that the busiest unit runs, one after the other.
+    in_turn = full_waves * resident + last_resident
+    blocks_ahead = np.minimum(steps, np.maximum(buffers(machine.arch, tiles) - 1, 1))
+    prologue_s = in_turn * blocks_ahead * step.first
+
+    program_elements = np.minimum(tiles.block_m, m) * np.minimum(tiles.block_n, n)
+    finish_bytes = products.output_bytes + products.epilogue_bytes
+    stored_bytes = np.where(split > 1, PARTIAL_BYTES, finish_bytes)
+    store_s = stored_bytes * np.maximum(
+        m * n * split / machine.store_bytes_per_s,
+        in_turn * program_elements / machine.unit_store_bytes_per_s,
+    )
+    reduce_turns = np.ceil(np.ceil(m * n / REDUCE_BLOCK) / machine.units)
+    reduce_s = machine.reduce_s + np.maximum(
+        m * n * (PARTIAL_BYTES * split + finish_bytes) / machine.store_bytes_per_s,
+        reduce_turns * REDUCE_BLOCK * PARTIAL_BYTES * split / machine.unit_reduce_bytes_per_s,
+    )
+    return np.asarray(
+        machine.launch_s
+        + machine.fill_s * waves
+        + prologue_s
+        + _overlapped(main_s, hbm_s)
+        + store_s
+        + np.where(split > 1, reduce_s, 0.0)
+    )
 
 
 def _hbm_bytes(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from planner.cost.elementwise import epilogue_seconds
 from planner.cost.gemm import Shape, gemms_seconds
-from planner.cost.triton_gemm import Products, seconds, triton_machine
+from planner.cost.triton_gemm import Products, seconds
+from planner.cost.triton_machine import triton_machine
 from planner.kernels.candidates import tile_candidates
 from planner.kernels.resources import TileArrays
 from planner.specs.device import DeviceProfile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import model_validator
 
@@ -87,6 +87,23 @@ class GemmProfile(Spec):
     """Added once by split-K's reduction."""
 
 
+LoopName = Literal["nt_16", "nn_16", "tn_16", "nt_32", "nn_32", "tn_32"]
+"""Main loops of the Triton kernels: layout, and bits of an element (fp8 runs as 16)."""
+
+
+class LoopProfile(Spec):
+    """Constants of the main loop of one layout and element size."""
+
+    shared_efficiency: Constant
+    """Share of 128 bytes per clock and unit that operands reach through shared memory."""
+    step_s: Constant
+    """Added to the products of one block of k where a program is alone on its unit."""
+    latency_s: Constant
+    """From the load of a block to its use."""
+    latency_s_per_byte: Constant
+    """Added to it for each byte of the block."""
+
+
 class TritonProfile(Spec):
     """Constants of the Triton kernels' model (``planner.cost.triton_gemm``)."""
 
@@ -94,8 +111,8 @@ class TritonProfile(Spec):
     """Share of the peak that matrix instructions reach with operands in shared memory."""
     register_efficiency: Constant
     """Share of the peak with operands in registers (mma.sync, AMD)."""
-    shared_efficiency: Constant
-    """Share of 128 bytes per clock and unit."""
+    vector_efficiency: Constant
+    """Share of the fp32 peak, without matrix instructions."""
     l2_over_hbm: Constant
     """L2 bandwidth as a multiple of HBM bandwidth."""
     unit_l2_bytes_per_clock: Constant
@@ -103,19 +120,35 @@ class TritonProfile(Spec):
     hbm_efficiency: Constant
     store_over_hbm: Constant
     """Bandwidth of storing C as a multiple of HBM bandwidth."""
+    unit_store_bytes_per_clock: Constant
+    """What one unit alone can store."""
+    unit_reduce_bytes_per_clock: Constant
+    """Partial sums that one unit adds up."""
     launch_s: Constant
     fill_s: Constant
     """From a program's start to its first product, and its end."""
-    step_s: Constant
-    """Added to the products of one block of k where a program is alone on its unit."""
-    latency_s: Constant
-    """From the load of a block to its use."""
     reduce_s: Constant
     """Added by split-K's second kernel."""
+    issue_s: Constant
+    """One warp's vector load."""
+    copy_s: Constant
+    """One warp's copy of 4-byte elements that are not aligned."""
+    transpose_s: Constant
+    """One warp's copy of 4-byte elements that are transposed on their way."""
     scalar_s: Constant
-    """Of one element that cannot be loaded as part of a vector."""
+    """One warp's load of smaller elements that are not aligned."""
+    register_load_s: Constant
+    """Added to a step whose operands pass through registers instead of being copied ahead."""
     margin: Constant
     """A tile runs only where it is predicted to be faster than the vendor's kernel by more."""
+    loops: dict[LoopName, LoopProfile]
+
+    @model_validator(mode="after")
+    def _check(self) -> TritonProfile:
+        missing = sorted(set(get_args(LoopName)) - set(self.loops))
+        if missing:
+            raise problem(f"no constants of {', '.join(missing)}", "add them under triton.loops")
+        return self
 
 
 class ElementwiseProfile(Spec):
