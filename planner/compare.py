@@ -156,7 +156,8 @@ def _vendor_ms(
     """Everything free but the kernels.
 
     A search of its own: the matched plan's split is balanced for its own kernels. It is spared
-    where the matched plan is as fast with the vendor's kernels (host or bridge decide its step).
+    where it could say no more: with the vendor's kernels, too, the matched plan is within the gap
+    of the best (host, tables or bridge decide its step).
     """
     contexts = {
         name: PoolContext(
@@ -173,6 +174,6 @@ def _vendor_ms(
     }
     placements = {name: pool.placements for name, pool in matched.pools.items()}
     same_ms = evaluate(contexts, placements).step_s * MS
-    if same_ms <= matched.predicted.step_ms:
+    if same_ms <= matched.predicted.step_ms * (1 + options.mip_gap):
         return same_ms
     return min(same_ms, plan_job(cluster, job, options=options).predicted.step_ms)

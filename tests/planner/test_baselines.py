@@ -6,6 +6,7 @@ from planner.baselines.naive import naive_port
 from planner.compare import compare
 from planner.cost.context import PoolContext
 from planner.fingerprint import constants_used
+from planner.report.inventory import constants_of
 from planner.search import SearchOptions, plan_job
 from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError
@@ -84,14 +85,16 @@ def test_comparison_and_its_waterfall(cpu_pools: ClusterSpec, small: ModelSpec) 
     assert bars[-2:] == [result.matched.planned.step_ms, result.free.planned.step_ms]
 
 
-def test_kernel_preselection_is_a_lever_of_its_own() -> None:
+@pytest.mark.parametrize("mip_gap", [0.01, 1e-5], ids=["spared search", "search"])
+def test_kernel_preselection_is_a_lever_of_its_own(mip_gap: float) -> None:
     """A job that matrix products decide: the bar before it is the best plan without it."""
     pool = PoolSpec(name="pool", device="h200", nodes=1, devices_per_node=2)
     cluster = ClusterSpec(name="one", pools=(pool,), reference_device="h200")
-    result = compare(cluster, load_model("dlrm_bench"), 131_072)
+    options = SearchOptions(mip_gap=mip_gap)
+    result = compare(cluster, load_model("dlrm_bench"), 131_072, options)
     steps = {lever.name: lever.step_ms for lever in result.waterfall}
     assert list(steps)[-3:] == ["batch split", "kernel preselection", "devices left out"]
-    vendor = SearchOptions(matched=True, kernels="vendor")
+    vendor = SearchOptions(mip_gap=mip_gap, matched=True, kernels="vendor")
     without = plan_job(cluster, load_model("dlrm_bench"), 131_072, vendor)
     assert steps["batch split"] == pytest.approx(without.predicted.step_ms, rel=1e-6)
     assert steps["kernel preselection"] == result.matched.planned.step_ms < steps["batch split"]
@@ -111,8 +114,7 @@ def test_constants_of_the_triton_kernels_count_only_where_they_run() -> None:
         for ctx in (own, own.with_kernels("vendor"))
     )
     assert device.triton is not None
-    triton = {id(getattr(device.triton, name)) for name in type(device.triton).model_fields}
-    assert used - without == triton
+    assert used - without == {id(constant) for constant in constants_of(device.triton)}
 
 
 def test_fp32_recipe_stays_fp32(cpu_pools: ClusterSpec, small: ModelSpec) -> None:
