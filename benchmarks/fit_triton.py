@@ -36,7 +36,7 @@ Rows = NDArray[np.intp]
 Constants = dict[str, float]
 
 DEVICE_START: Constants = {
-    "matrix_efficiency": 0.95, "register_efficiency": 0.6, "l2_over_hbm": 5.0,
+    "matrix_efficiency": 0.95, "register_efficiency": 0.6,
     "unit_l2_bytes_per_clock": 64.0, "hbm_efficiency": 0.8, "store_over_hbm": 1.5,
     "unit_store_bytes_per_clock": 30.0, "unit_reduce_bytes_per_clock": 20.0, "launch_s": 1.2e-6,
     "fill_s": 1.2e-6, "reduce_s": 1.8e-6, "issue_s": 2.5e-9, "copy_s": 4.5e-9,

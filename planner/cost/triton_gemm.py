@@ -15,8 +15,8 @@ but not where they meet::
 * matrix: 2 B_M B_N B_K over a unit's rate: wgmma, or mma.sync below 64 rows (AMD: MFMA).
 * shared: operands written to shared memory, and read by the matrix unit: for each 64 rows these
   and the columns of B (wgmma), or the blocks of each warp.
-* load: operands over the L2's bandwidth, of one unit and of all that are active; rows of less than
-  128 bytes use their lines badly.
+* load: operands over the L2 bandwidth of one unit; rows of less than 128 bytes use their lines
+  badly.
 * issue: load instructions. An operand whose contiguous size is no multiple of 16 bytes is copied by
   elements of 4 bytes, or, if these are smaller, goes through registers: not ahead, and what does
   not fit them spills. wgmma takes 4-byte operands along k only: others are transposed in the copy.
@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from planner.cost.triton_machine import LAYOUT_ROW, Loop, TritonMachine, triton_machine
 from planner.kernels.resources import (
     SMALLEST_BLOCK,
+    SUM_BYTES,
     WGMMA_ROWS,
     WGMMA_WARPS,
     TileArrays,
@@ -66,7 +67,6 @@ VECTOR_BYTES = 16
 COPY_BYTES = 4
 """Smallest asynchronous copy to shared memory."""
 LINE_BYTES = 128
-PARTIAL_BYTES = 4
 CROSS_OPERANDS = 3
 """x_0 and x_l read, C + b written besides C."""
 REDUCE_BLOCK = 1024
@@ -152,8 +152,11 @@ def _operand(
     )
 
 
-class _Step(NamedTuple):
-    """Seconds that one block of k takes of each resource, for one program."""
+class LoopWork(NamedTuple):
+    """One block of k of one program: seconds of each resource. Independent of the split."""
+
+    resident: Array
+    """Programs that a unit holds."""
 
     divided: Array
     """What resident programs take in turn, overlapped."""
@@ -168,10 +171,8 @@ class _Step(NamedTuple):
         return np.where(resident > 0, busy, 0.0)
 
 
-def _step(
-    machine: TritonMachine, products: Products, tiles: TileArrays, active: Array
-) -> tuple[_Step, Array]:
-    """One block of k, and the programs that a unit holds. ``active``: units that work."""
+def loop_work(machine: TritonMachine, products: Products, tiles: TileArrays) -> LoopWork:
+    """Work of the products' loops under the tiles; columns of both broadcast."""
     m_b, n_b, k_b = tiles.block_m, tiles.block_n, tiles.block_k
     loop = Loop(*np.moveaxis(machine.loops[products.layout], -1, 0))
     a_along_k, b_along_k = products.layout < 2, products.layout == 0
@@ -183,8 +184,8 @@ def _step(
         a.elements * np.where(a.in_registers, 1.0, ahead)
         + b.elements * np.where(b.in_registers, 1.0, ahead)
     )
-    scratch_bytes = m_b * n_b * np.where(tiles.split_k > 1, PARTIAL_BYTES, products.output_bytes)
-    held_bytes = np.maximum(operand_bytes, scratch_bytes * machine.arch.stores_through_shared)
+    scratch_bytes = m_b * n_b * SUM_BYTES * machine.arch.stores_through_shared
+    held_bytes = np.maximum(operand_bytes, scratch_bytes)
     demand = register_demand(machine.arch, tiles, a.scalar_registers + b.scalar_registers)
     resident = occupancy(machine.arch, machine.lds_bytes, held_bytes, demand, tiles.num_warps)
     threads = tiles.num_warps * machine.arch.lanes
@@ -202,9 +203,9 @@ def _step(
     a_bytes = np.minimum(m_b, products.m) * line_bytes
     b_bytes = np.minimum(n_b, products.n) * line_bytes
     short = np.where(line_bytes < LINE_BYTES, SHORT_LINE, 1.0)
-    load_s = (a_bytes * np.where(a_along_k, short, 1) + b_bytes * np.where(b_along_k, short, 1)) * (
-        np.maximum(active / machine.l2_bytes_per_s, 1 / machine.unit_l2_bytes_per_s)
-    )
+    load_s = (
+        a_bytes * np.where(a_along_k, short, 1) + b_bytes * np.where(b_along_k, short, 1)
+    ) / machine.unit_l2_bytes_per_s
     spill_s = spilled_bytes * SPILL_S_PER_BYTE
     issue_s = a.issue_s + b.issue_s + spill_s
     serial_s = np.where(a.in_registers, a.issue_s, 0.0) + np.where(b.in_registers, b.issue_s, 0.0)
@@ -212,13 +213,13 @@ def _step(
     serial_s = np.where(in_registers, machine.register_load_s + serial_s + spill_s, 0.0)
     steps_ahead = np.maximum(ahead - 1, 1)
     arrival = steps_ahead - np.where(steps_ahead > 1, ISSUE_DELAY, 0.0)
-    step = _Step(
+    return LoopWork(
+        resident=resident,
         divided=_overlapped(matrix_s, shared_s, load_s, issue_s),
         alone=matrix_s + loop.step_s + serial_s,
         wait=(loop.latency_s + (a_bytes + b_bytes) * loop.latency_s_per_byte) / arrival,
         first=PROLOGUE_SHARE * np.maximum(issue_s, load_s),
     )
-    return step, resident
 
 
 def _group_lines(tiles: TileArrays) -> Array:
@@ -238,36 +239,38 @@ def _warp_lines(tiles: TileArrays, a_by_words: Mask, b_by_words: Mask) -> Array:
     return np.asarray(a_lines + along_m * tiles.block_n * np.where(b_by_words, 2, 1))
 
 
-def seconds(machine: TritonMachine, products: Products, tiles: TileArrays) -> Array:
-    """Seconds of the products under the tiles; columns of both broadcast."""
+def kernel_seconds(
+    machine: TritonMachine, products: Products, tiles: TileArrays, work: LoopWork
+) -> Array:
+    """Seconds of the products under the tiles, whose loops take ``work``; columns broadcast."""
     m, n, k, split = products.m, products.n, products.k, tiles.split_k
     grid_m, grid_n = np.ceil(m / tiles.block_m), np.ceil(n / tiles.block_n)
     programs = grid_m * grid_n * split
     steps = np.ceil(np.ceil(k / tiles.block_k) / split)
-    step, resident = _step(machine, products, tiles, np.minimum(programs, machine.units))
+    resident = work.resident
     slots = machine.units * resident
     full_waves = np.floor(programs / slots)
     last_resident = np.ceil((programs - full_waves * slots) / machine.units)
 
-    main_s = steps * (full_waves * step.seconds(resident) + step.seconds(last_resident))
+    main_s = steps * (full_waves * work.seconds(resident) + work.seconds(last_resident))
     hbm_s = _hbm_bytes(machine, products, tiles, grid_m, grid_n, slots) / machine.hbm_bytes_per_s
     waves = full_waves + (last_resident > 0)
     # Programs that the busiest unit runs, one after the other.
     in_turn = full_waves * resident + last_resident
     blocks_ahead = np.minimum(steps, np.maximum(buffers(machine.arch, tiles) - 1, 1))
-    prologue_s = in_turn * blocks_ahead * step.first
+    prologue_s = in_turn * blocks_ahead * work.first
 
     program_elements = np.minimum(tiles.block_m, m) * np.minimum(tiles.block_n, n)
     finish_bytes = products.output_bytes + products.epilogue_bytes
-    stored_bytes = np.where(split > 1, PARTIAL_BYTES, finish_bytes)
+    stored_bytes = np.where(split > 1, SUM_BYTES, finish_bytes)
     store_s = stored_bytes * np.maximum(
         m * n * split / machine.store_bytes_per_s,
         in_turn * program_elements / machine.unit_store_bytes_per_s,
     )
     reduce_turns = np.ceil(np.ceil(m * n / REDUCE_BLOCK) / machine.units)
     reduce_s = machine.reduce_s + np.maximum(
-        m * n * (PARTIAL_BYTES * split + finish_bytes) / machine.store_bytes_per_s,
-        reduce_turns * REDUCE_BLOCK * PARTIAL_BYTES * split / machine.unit_reduce_bytes_per_s,
+        m * n * (SUM_BYTES * split + finish_bytes) / machine.store_bytes_per_s,
+        reduce_turns * REDUCE_BLOCK * SUM_BYTES * split / machine.unit_reduce_bytes_per_s,
     )
     return np.asarray(
         machine.launch_s
@@ -295,6 +298,11 @@ def _hbm_bytes(
     read_bytes = a_bytes + b_bytes * (1 + reread)
     all_bytes = read_bytes + products.m * products.n * products.output_bytes
     return np.asarray(read_bytes * np.minimum(all_bytes / machine.cache_bytes, 1))
+
+
+def seconds(machine: TritonMachine, products: Products, tiles: TileArrays) -> Array:
+    """Seconds of the products under the tiles; columns of both broadcast."""
+    return kernel_seconds(machine, products, tiles, loop_work(machine, products, tiles))
 
 
 def tile_seconds(

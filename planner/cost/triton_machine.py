@@ -43,7 +43,6 @@ class TritonMachine(NamedTuple):
     """Of one unit, operands from shared memory."""
     register_flops_per_s: float
     """Of one unit, operands from registers."""
-    l2_bytes_per_s: float
     unit_l2_bytes_per_s: float
     hbm_bytes_per_s: float
     store_bytes_per_s: float
@@ -113,7 +112,6 @@ def triton_machine(device: DeviceProfile, dtype: Dtype) -> TritonMachine:
         element_bytes=dtype.bytes,
         flops_per_s=unit_flops_per_s * constants.matrix_efficiency.value,
         register_flops_per_s=unit_flops_per_s * register_efficiency.value,
-        l2_bytes_per_s=hbm * constants.l2_over_hbm.value,
         unit_l2_bytes_per_s=clock_hz * constants.unit_l2_bytes_per_clock.value,
         hbm_bytes_per_s=hbm * constants.hbm_efficiency.value,
         store_bytes_per_s=hbm * constants.store_over_hbm.value,

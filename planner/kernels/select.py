@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from planner.cost.elementwise import epilogue_seconds
 from planner.cost.gemm import Shape, gemms_seconds
-from planner.cost.triton_gemm import Products, seconds
+from planner.cost.triton_gemm import LoopWork, Products, kernel_seconds, loop_work
 from planner.cost.triton_machine import triton_machine
-from planner.kernels.candidates import tile_candidates
-from planner.kernels.resources import TileArrays
+from planner.kernels.candidates import TileFamily, tile_candidates
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import UsageError
 from planner.specs.kernels import Backend, Gemm, Layout, RankedKernel, TileConfig
@@ -29,7 +28,7 @@ from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
 
-CHUNK = 64
+CHUNK = 16
 """Products priced together: their arrays stay in the cache."""
 LARGEST_SIZE = 2**31 - 1
 """Sizes are 32-bit arguments of the kernels."""
@@ -111,11 +110,8 @@ def _vendor_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) 
 
 
 @lru_cache(maxsize=64)
-def _tiles(
-    device: DeviceProfile, dtype: Dtype, layout: Layout
-) -> tuple[tuple[TileConfig, ...], TileArrays]:
-    tiles = tile_candidates(device, dtype, layout)
-    return tiles, TileArrays.of(tiles)
+def _family(device: DeviceProfile, dtype: Dtype, layout: Layout) -> TileFamily:
+    return TileFamily.of(tile_candidates(device, dtype, layout))
 
 
 def _triton_seconds(
@@ -131,16 +127,23 @@ def _triton_seconds(
         of_layout = [i for i, g in enumerate(gemms) if g.layout is layout and g.batch == 1]
         if not of_layout:
             continue
-        tiles, arrays = _tiles(device, dtype, layout)
+        family = _family(device, dtype, layout)
         for start in range(0, len(of_layout), CHUNK):
             indices = of_layout[start : start + CHUNK]
             products = Products.of([gemms[index] for index in indices], dtype.bytes)
-            yield indices, tiles, seconds(machine, products, arrays)
+            loops = loop_work(machine, products, family.loops)
+            work = LoopWork(*(seconds.take(family.loop, axis=1) for seconds in loops))
+            yield indices, family.tiles, kernel_seconds(machine, products, family.columns, work)
 
 
 def _best(times_s: Array, count: int) -> NDArray[np.intp]:
     """Columns of the ``count`` least of each row, in order."""
-    return np.argsort(times_s, axis=1, kind="stable")[:, :count]
+    count = min(count, times_s.shape[1])
+    least = np.argpartition(times_s, count - 1, axis=1)[:, :count]
+    # Ties in the order of the columns, whatever order the partition leaves.
+    least.sort(axis=1)
+    order = np.take_along_axis(times_s, least, axis=1).argsort(axis=1, kind="stable")
+    return np.take_along_axis(least, order, axis=1)
 
 
 def _merged(

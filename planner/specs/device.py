@@ -113,10 +113,8 @@ class TritonProfile(Spec):
     """Share of the peak with operands in registers (mma.sync, AMD)."""
     vector_efficiency: Constant
     """Share of the fp32 peak, without matrix instructions."""
-    l2_over_hbm: Constant
-    """L2 bandwidth as a multiple of HBM bandwidth."""
     unit_l2_bytes_per_clock: Constant
-    """What one unit alone can load."""
+    """What one unit can load from the L2."""
     hbm_efficiency: Constant
     store_over_hbm: Constant
     """Bandwidth of storing C as a multiple of HBM bandwidth."""
