@@ -57,8 +57,8 @@ def _splits(layout: Layout, area: int) -> tuple[int, ...]:
     if layout is not Layout.TN:
         return (1, 2, 4) if LARGE // 16 <= area <= LARGE else (1,)
     if area >= LARGE:
-        return (1, 2, 3, 4, 8, 12, 16)
-    return (1, 2, 4, 8, 16, 24) if area >= LARGE // 4 else (1, 4, 8, 16, 32, 64)
+        return (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    return (1, 2, 3, 4, 8, 12, 16, 32) if area >= LARGE // 4 else (1, 2, 4, 8, 16, 32, 64)
 
 
 def _stages(dtype: Dtype, layout: Layout, block_m: int, area: int, line: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def _stages(dtype: Dtype, layout: Layout, block_m: int, area: int, line: int) ->
     if layout is Layout.NT:
         return (3,) if LARGE // 4 < area <= LARGE and line >= LINES[1] else (3, 4)
     if layout is Layout.TN:
-        return (4,) if dtype.bytes < 4 and block_m >= WGMMA_ROWS else (3,)
+        return (3, 4) if dtype.bytes == 4 and area >= LARGE // 2 else (4,)
     return (4,) if dtype.bytes < 4 and block_m >= WGMMA_ROWS and area >= LARGE // 4 else (3, 4)
 
 
