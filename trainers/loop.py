@@ -182,7 +182,7 @@ def train_rank(task: TrainTask, rank: RankEnv, report: Report) -> TrainResult:
     prepare_host(rank.device)
     source = open_source(task, rank.device)
     part = rank_slice(task, rank)
-    trainable = set_up(task.plan, rank, task.seed)
+    trainable = set_up(task.plan, rank, task.seed, task.kernel_store)
     try:
         return _train(task, rank, report, source, part, trainable)
     finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
@@ -44,11 +45,16 @@ class Trainable:
     """None with one pool."""
 
 
-def set_up(plan: Plan, rank: RankEnv, seed: int) -> Trainable:
+def set_up(
+    plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
+) -> Trainable:
     """Build, shard and initialise; all ranks must call it.
 
+    Args:
+        kernel_store: see ``TrainTask``.
+
     Raises:
-        SpecError: a placement that cannot run. UsageError: an architecture, optimizer or
+        SpecError: a placement that cannot run, an unusable kernel store. UsageError: an architecture, optimizer or
             precision that cannot be trained here.
     """
     pool, spec = plan.pools[rank.pool], plan.model
@@ -61,6 +67,8 @@ def set_up(plan: Plan, rank: RankEnv, seed: int) -> Trainable:
         data_types={name: p.data_type for name, p in pool.placements.items()},
         policy=policy,
     )
+    if pool.own_kernels:
+        _use_planned_kernels(model.head.network, plan, rank, kernel_store)
     shardings = sharding_plan(plan, rank.pool, rank.world_rank, rank.device)
     fuse_sparse_optimizer(model.embeddings, spec.optimizer.sparse, shardings, rank.device)
     create_node_groups(plan, rank.world_rank, rank.pool_group)
@@ -100,6 +108,21 @@ def set_up(plan: Plan, rank: RankEnv, seed: int) -> Trainable:
             rank=rank,
         )
     return Trainable(sharded, optimizer, shards, dense_exchange, exchange)
+
+
+def _use_planned_kernels(
+    network: nn.Module, plan: Plan, rank: RankEnv, kernel_store: str | None
+) -> None:
+    # Triton comes with GPU builds of PyTorch only, and CPU pools have no kernels of their own.
+    from trainers.kernels.launch import compile_here, device_arch
+    from trainers.kernels.linear import KernelTable
+    from trainers.kernels.store import KernelStore
+    from trainers.kernels.swap import use_kernels
+
+    pool = plan.pools[rank.pool]
+    find = compile_here if kernel_store is None else KernelStore.open(kernel_store, plan).find
+    arch = device_arch(rank.device.index or 0)
+    use_kernels(network, KernelTable(pool.kernels, pool.policy.compute_precision, arch, find))
 
 
 _KEPT_BYTES = 1 << 30

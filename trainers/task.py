@@ -70,6 +70,9 @@ class TrainTask:
     log_interval_steps: int = 10
     shuffle_buffer: int = 65_536
     """Samples among which the next one is drawn; bounds the reader's memory (~0.3 kB each)."""
+    kernel_store: str | None = None
+    """Folder of kernels compiled ahead of time, the same on every node; None: every rank compiles
+    its own before the first step."""
 
     def __post_init__(self) -> None:
         for field, value in (("--steps", self.steps), ("--epochs", self.epochs)):

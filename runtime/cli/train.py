@@ -79,6 +79,14 @@ def train(
         typer.Option("--seed", metavar="N", min=0, help="Of initial weights, samples and order."),
     ] = 0,
     global_batch: GlobalBatch = None,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(
+            "--kernels",
+            metavar="DIR",
+            help="Kernels of the plan, from hwplan kernels compile; on the same path on every node.",
+        ),
+    ] = None,
     ignore_fingerprint: Annotated[
         bool,
         typer.Option(
@@ -108,6 +116,7 @@ def train(
             epochs=epochs,
             seed=seed,
             eval_fraction=eval_fraction,
+            kernel_store=_checked_store(kernels, plan, chosen),
         )
         folder = RunFolder(out if out is not None else default_folder(chosen), chosen)
         with Progress(task) as progress:
@@ -122,6 +131,27 @@ def train(
         write_json(result)
     else:
         write_report(lambda console: render_result(result, console))
+
+
+def _checked_store(kernels: Path | None, plan_file: Path | None, plan: Plan) -> str | None:
+    """The store's absolute path, checked here before any worker starts.
+
+    Raises:
+        UsageError: no saved plan that it could belong to. SpecError: an unusable store.
+    """
+    if kernels is None:
+        return None
+    if plan_file is None:
+        raise UsageError(
+            "compiled kernels belong to a saved plan",
+            field="--kernels",
+            value=str(kernels),
+            fix="give the plan that they were compiled for with --plan",
+        )
+    from trainers.kernels.store import KernelStore
+
+    KernelStore.open(kernels, plan)
+    return str(kernels.absolute())
 
 
 def _plan_of(

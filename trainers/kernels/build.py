@@ -142,6 +142,11 @@ def compile_options(key: KernelKey) -> dict[str, Any]:
     return options
 
 
+def reduce_options() -> dict[str, Any]:
+    """Triton's options for the reduction."""
+    return {"num_warps": REDUCE_WARPS}
+
+
 def _source(fn: Any, signature: dict[str, str], constants: dict[str, Any], hints: list[int]) -> Any:
     """``hints``: divisibility of each run-time argument, in order."""
     attributes = {
@@ -176,9 +181,9 @@ def reduce_source(key: KernelKey) -> Any:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The binaries of one key."""
+    """The binaries of one key; none of them in the interpreter."""
 
-    main: CompiledKernel
+    main: CompiledKernel | None
     reduction: CompiledKernel | None
 
 
@@ -189,5 +194,5 @@ def compiled(key: KernelKey) -> Compiled:
     main = triton.compile(main_source(key), target=target, options=compile_options(key))
     if key.tile.split_k == 1:
         return Compiled(main, None)
-    options = {"num_warps": REDUCE_WARPS}
-    return Compiled(main, triton.compile(reduce_source(key), target=target, options=options))
+    reduction = triton.compile(reduce_source(key), target=target, options=reduce_options())
+    return Compiled(main, reduction)

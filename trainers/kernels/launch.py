@@ -13,12 +13,14 @@ from planner.specs.kernels import Epilogue, Layout
 from planner.specs.units import Dtype
 from trainers.kernels.build import (
     REDUCE_BLOCK,
+    Compiled,
     KernelKey,
     compiled,
     main_constants,
     reduce_constants,
 )
 from trainers.kernels.gemm import gemm, gemm_reduce
+from trainers.kernels.usage import usage_of
 
 TORCH_DTYPE = {
     Dtype.FP32: torch.float32,
@@ -64,15 +66,15 @@ class Product:
     """C[m, n] = epilogue(A B) of fixed sizes, ready to launch: grids and binaries are found once,
     for a step launches it again and again."""
 
-    def __init__(self, key: KernelKey, m: int, n: int, k: int) -> None:
+    def __init__(self, key: KernelKey, m: int, n: int, k: int, binaries: Compiled) -> None:
         tile = key.tile
         tiles = triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n)
         self.key = key
         self._sizes = m, n, k
         self._output = TORCH_DTYPE[key.output]
-        self._main = _launcher(key, False, (tiles, tile.split_k, 1))
+        self._main = _launcher(key, False, (tiles, tile.split_k, 1), binaries)
         blocks = (triton.cdiv(m * n, REDUCE_BLOCK), 1, 1)
-        self._reduce = _launcher(key, True, blocks) if tile.split_k > 1 else None
+        self._reduce = _launcher(key, True, blocks, binaries) if tile.split_k > 1 else None
 
     def __call__(
         self,
@@ -108,29 +110,37 @@ class Product:
         return c, u
 
 
-def _launcher(key: KernelKey, reduction: bool, grid: tuple[int, int, int]) -> Any:
+def _launcher(
+    key: KernelKey, reduction: bool, grid: tuple[int, int, int], binaries: Compiled
+) -> Any:
     """A callable over the kernel's run-time arguments."""
     constants = reduce_constants(key) if reduction else main_constants(key)
     if INTERPRETED:
         kernel = gemm_reduce if reduction else gemm
         return lambda *arguments: kernel[grid](*arguments, **constants)
-    binaries = compiled(key)
     launch = (binaries.reduction if reduction else binaries.main)[grid]
     return lambda *arguments: launch(*arguments, *constants.values())
 
 
+def compile_here(key: KernelKey) -> Compiled | None:
+    """Binaries compiled on this machine; None if the compiler spills registers to memory."""
+    if INTERPRETED:
+        return Compiled(None, None)
+    binaries = compiled(key)
+    return None if usage_of(binaries.main).spilled else binaries
+
+
 @lru_cache(maxsize=65536)
-def product(key: KernelKey, m: int, n: int, k: int) -> Product:
-    """The one ``Product`` of these sizes under ``key``."""
-    return Product(key, m, n, k)
+def _product(key: KernelKey, m: int, n: int, k: int) -> Product:
+    return Product(key, m, n, k, Compiled(None, None) if INTERPRETED else compiled(key))
 
 
 def multiply(
     key: KernelKey, a: torch.Tensor, b: torch.Tensor, **extras: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``Product`` of the operands' sizes, launched on them.
+    """``Product`` of the operands' sizes, compiled here, launched on them.
 
     Raises:
         RunError: the operands do not fit each other.
     """
-    return product(key, *product_shape(key.layout, a, b))(a, b, **extras)
+    return _product(key, *product_shape(key.layout, a, b))(a, b, **extras)

@@ -3,54 +3,73 @@
 Forward y = x W^T + b with its activation (or DCN's tail) as epilogue; backward the weight gradient
 dW = dz^T x, summed into fp32, and the input gradient dx = dz W. Each of the three is looked up on
 its own: a product that the plan gives to the vendor's library, or does not hold (another batch than
-the planned one), runs as ``nn.Linear`` runs it.
+the planned one), runs as ``nn.Linear`` runs it. Where a kernel must not run (it spills, or the
+store lacks it), the plan's next candidate does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from triton.runtime.errors import OutOfResources
 
-from planner.specs.kernels import Epilogue, Gemm, Layout, PlannedGemm, TileConfig
+from planner.specs.kernels import Epilogue, Gemm, Layout, PlannedGemm
 from planner.specs.units import Dtype
-from trainers.kernels.build import KernelKey, output_dtype
-from trainers.kernels.launch import TORCH_DTYPE, Product, product
+from trainers.kernels.build import Compiled, KernelKey, output_dtype
+from trainers.kernels.launch import TORCH_DTYPE, Product, compile_here
 
 
 class KernelTable:
     """The kernels of one pool's plan, for one precision and one GPU architecture."""
 
-    def __init__(self, kernels: Iterable[PlannedGemm], dtype: Dtype, arch: str) -> None:
+    def __init__(
+        self,
+        kernels: Iterable[PlannedGemm],
+        dtype: Dtype,
+        arch: str,
+        find: Callable[[KernelKey], Compiled | None] = compile_here,
+    ) -> None:
+        """Finds every kernel now, so that none is compiled or loaded while training goes on.
+
+        Args:
+            find: binaries of a key; None: this kernel must not run, the next candidate takes its
+                place.
+        """
         self.dtype = dtype
-        self.arch = arch
         self.compute_dtype = TORCH_DTYPE[dtype]
-        self._tiles: dict[Gemm, TileConfig] = {
-            item.gemm: item.candidates[0].tile
-            for item in kernels
-            if item.dtype is dtype and item.candidates[0].tile is not None
+        self._products = {
+            item.gemm: _first_usable(item, arch, find) for item in kernels if item.dtype is dtype
         }
-        self._products: dict[Gemm, Product | None] = {}
 
     @property
-    def keys(self) -> dict[Gemm, KernelKey]:
-        """What must be compiled: every product that does not go to the vendor's library."""
-        return {gemm: self._key(gemm, tile) for gemm, tile in self._tiles.items()}
+    def own(self) -> int:
+        """Products that run outside the vendor's library."""
+        return sum(product is not None for product in self._products.values())
 
     def product(self, gemm: Gemm) -> Product | None:
         """Ready to launch; None: the vendor's library."""
-        if gemm not in self._products:
-            tile = self._tiles.get(gemm)
-            self._products[gemm] = (
-                None if tile is None else product(self._key(gemm, tile), gemm.m, gemm.n, gemm.k)
-            )
-        return self._products[gemm]
+        return self._products.get(gemm)
 
-    def _key(self, gemm: Gemm, tile: TileConfig) -> KernelKey:
-        output = output_dtype(self.dtype, gemm.layout)
-        return KernelKey.of(self.arch, self.dtype, gemm, tile, output)
+
+def _first_usable(
+    item: PlannedGemm, arch: str, find: Callable[[KernelKey], Compiled | None]
+) -> Product | None:
+    for candidate in item.candidates:
+        if candidate.tile is None:
+            return None
+        output = output_dtype(item.dtype, item.layout)
+        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile, output)
+        binaries = find(key)
+        if binaries is None:
+            continue
+        try:
+            return Product(key, item.m, item.n, item.k, binaries)
+        except OutOfResources:  # of this very GPU: more shared memory or threads than it has
+            continue
+    return None
 
 
 class PlannedLinear(nn.Module):
