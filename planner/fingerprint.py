@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from planner.cost.context import PoolContext
+from planner.cost.dense_time import FP32_BYTES
 from planner.specs.base import sha256
 from planner.specs.cluster import ClusterSpec
 from planner.specs.device import Constant, DeviceProfile, Provenance
@@ -46,6 +47,11 @@ def constants_used(ctx: PoolContext) -> Iterator[Constant]:
     skipped: set[int] = {id(device.watts)}
     if ctx.policy.kernels == "vendor":
         skipped |= {id(constant) for constant in _constants(device.triton)}
+    elif device.triton is not None:
+        bits = "32" if ctx.policy.compute_precision.bytes == FP32_BYTES else "16"
+        for name, loop in device.triton.loops.items():
+            if not name.endswith(bits):
+                skipped |= {id(constant) for constant in _constants(loop)}
     for dtype, peak in device.compute.peak_flops_per_s.items():
         if dtype != ctx.policy.compute_precision:
             skipped.add(id(peak))

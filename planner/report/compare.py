@@ -12,6 +12,10 @@ from planner.compare import Comparison
 from planner.report.text import bar, columns, indented, milliseconds, percent, rate, section
 
 
+VISIBLE = 5e-4
+"""Smaller gains would read 0.0 %."""
+
+
 class Timing(Protocol):
     """A measured plan."""
 
@@ -142,7 +146,7 @@ def _waterfall(comparison: Comparison, console: Console) -> None:
             lever.name,
             milliseconds(lever.step_ms),
             bar(lever.step_ms / first_ms),
-            f"-{percent(gained / before_ms)}" if gained > 0 else "",
+            f"-{percent(gained / before_ms)}" if gained >= VISIBLE * before_ms else "",
         )
         before_ms = lever.step_ms
     indented(console, table)
