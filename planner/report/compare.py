@@ -11,7 +11,6 @@ from rich.markup import escape
 from planner.compare import Comparison
 from planner.report.text import bar, columns, indented, milliseconds, percent, rate, section
 
-
 VISIBLE = 5e-4
 """Smaller gains would read 0.0 %."""
 

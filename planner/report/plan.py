@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from planner.report.kernels import render_kernels
+from planner.report.plan_kernels import render_kernels
 from planner.report.text import (
     bar,
     columns,
