@@ -36,10 +36,18 @@ VOLATILE = ("fingerprint", "fingerprint_parts", "digest", "hwplan_version")
 """They follow every change of profiles and versions and say nothing about the result."""
 
 
+SHOWN_KERNELS = 3
+"""Of a pool's list: the others look alike, and would bury the rest of a diff."""
+
+
 def without_volatile(data: Any) -> Any:
     """Plain data less what says nothing here."""
     if isinstance(data, dict):
-        return {k: without_volatile(v) for k, v in data.items() if k not in VOLATILE}
+        return {
+            k: without_volatile(v[:SHOWN_KERNELS] if k == "kernels" and isinstance(v, list) else v)
+            for k, v in data.items()
+            if k not in VOLATILE
+        }
     if isinstance(data, list):
         return [without_volatile(item) for item in data]
     return data
