@@ -21,6 +21,9 @@ from planner.specs.plan import SCHEMA_VERSION
 
 Part = Literal["cluster", "model", "profiles", "code"]
 
+PRICES = {"dollars_per_device_hour", "watts_per_device"}
+"""Fields of a pool that no plan depends on: a plan stays valid when they change."""
+
 
 def hwplan_version() -> str:
     """Version of the installed package; ``0+source`` when run from an uninstalled tree."""
@@ -34,7 +37,7 @@ def fingerprint_parts(cluster: ClusterSpec, model: ModelSpec) -> dict[Part, str]
     """SHA-256 of each input; of the profiles only those that the cluster uses."""
     devices = sorted({pool.device for pool in cluster.pools} | {cluster.reference_device})
     return {
-        "cluster": sha256(cluster.model_dump(mode="json")),
+        "cluster": sha256(cluster.model_dump(mode="json", exclude={"pools": {"__all__": PRICES}})),
         "model": sha256(model.model_dump(mode="json")),
         "profiles": sha256({name: load_device(name).model_dump(mode="json") for name in devices}),
         "code": sha256({"hwplan": hwplan_version(), "schema": SCHEMA_VERSION}),

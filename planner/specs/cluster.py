@@ -34,6 +34,11 @@ class PoolSpec(Spec):
     """Host memory for tables, shared by the node's devices; the profile's when left out."""
     cpu_cores: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     """CPU pools: the cores that one node's workers share and are pinned to."""
+    dollars_per_device_hour: PositiveFloat | None = None
+    """Price of one device with its share of the node, for ``hwplan sweep`` and ``size``; no plan
+    depends on it."""
+    watts_per_device: PositiveFloat | None = None
+    """Power of one device, for the same; the device profile's when left out."""
 
     @property
     def devices(self) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
@@ -95,12 +98,32 @@ def load_cluster(name: str) -> ClusterSpec:
     return cluster.model_copy(update={"pools": tuple(pools)})
 
 
-@lru_cache(maxsize=64)
+_STAND_INS: ContextVar[Mapping[str, DeviceProfile]] = ContextVar("_STAND_INS", default={})
+
+
+@contextmanager
+def standing_in(profiles: Mapping[str, DeviceProfile]) -> Iterator[None]:
+    """Inside, ``load_device`` answers these names with these profiles: what if they were so?
+
+    The profiles need names of their own, since results are cached by profile.
+    """
+    token = _STAND_INS.set(profiles)
+    try:
+        yield
+    finally:
+        _STAND_INS.reset(token)
+
+
 def load_device(name: str) -> DeviceProfile:
     """A shipped device profile by name, or a profile file by path.
 
     Raises:
         UsageError: unknown name. SpecError: unusable file.
     """
+    return _STAND_INS.get().get(name) or _read_device(name)
+
+
+@lru_cache(maxsize=64)
+def _read_device(name: str) -> DeviceProfile:
     path = _locate(name, DEVICES, "device")
     return validate(DeviceProfile, load_yaml(path, "device profile"), path)
