@@ -146,7 +146,7 @@ def profile(constants: Constants, source: str, error: float | None) -> TritonPro
 
 
 class Predictor:
-    """Seconds of a sweep's rows under any constants."""
+    """Seconds of a sweep's rows: by a device's own constants, or by any."""
 
     def __init__(self, device: DeviceProfile, sweep: Sweep) -> None:
         self.device, self.rows = device, len(sweep.us)
@@ -160,13 +160,15 @@ class Predictor:
             tiles = TileArrays(*(column[chosen] for column in sweep.tiles))
             self.parts.append((dtype, chosen, of_rows, tiles))
 
-    def __call__(self, constants: Constants) -> Array:
-        triton = profile(constants, "trial", None)
-        device = self.device.model_copy(update={"triton": triton})
+    def by(self, device: DeviceProfile) -> Array:
         found = np.empty(self.rows)
         for dtype, chosen, products, tiles in self.parts:
             found[chosen] = seconds(triton_machine(device, dtype), products, tiles)
         return found
+
+    def __call__(self, constants: Constants) -> Array:
+        triton = profile(constants, "trial", None)
+        return self.by(self.device.model_copy(update={"triton": triton}))
 
 
 def loss_of(device: DeviceProfile, sweep: Sweep) -> Callable[[Constants], float]:
