@@ -17,12 +17,9 @@ import csv
 import gzip
 import itertools
 import math
-import multiprocessing
-import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,9 @@ import torch
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
-from trainers.kernels.build import KernelKey, compiled, output_dtype
-from trainers.kernels.launch import TORCH_DTYPE, device_arch, multiply
+from trainers.kernels.build import KernelKey, output_dtype
+from trainers.kernels.launch import device_arch, multiply
+from trainers.kernels.timing import compile_all, least_us, operands, vendor
 
 BATCHES = (512, 2048, 8192, 27648, 65536)
 LAYERS = {
@@ -128,76 +126,6 @@ def sampled(found: list[TileConfig], count: int, seed: int) -> list[TileConfig]:
     return found if len(found) <= count else random.Random(seed).sample(found, count)
 
 
-def compile_one(key: KernelKey) -> str:
-    """Into Triton's cache; what went wrong, if anything did."""
-    try:
-        compiled.__wrapped__(key)
-    except Exception as error:
-        return f"{key}: {type(error).__name__}"
-    return ""
-
-
-def compile_all(keys: list[KernelKey]) -> int:
-    """On all cores; how many failed. Splits share a main kernel, so one of each comes first."""
-    with_one_split = {
-        replace(key, tile=key.tile.model_copy(update={"split_k": min(key.tile.split_k, 2)})): None
-        for key in keys
-    }
-    failed: set[str] = set()
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(os.cpu_count()) as pool:
-        for batch in (list(with_one_split), list(dict.fromkeys(keys))):
-            failed.update(pool.imap_unordered(compile_one, batch, chunksize=8))
-            print(f"{len(batch)} keys", flush=True)
-    failed.discard("")
-    for message in sorted(failed)[:3]:
-        print(message, flush=True)
-    return len(failed)
-
-
-def least_us(launch: Callable[[], object], budget_us: float = 1500.0) -> float:
-    """Microseconds of one launch: the least of several graph replays."""
-    launch()
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    launch()
-    end.record()
-    torch.cuda.synchronize()
-    once_us = max(start.elapsed_time(end) * 1e3, 2.0)
-    launches = max(1, min(20, int(budget_us / 4 / once_us)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            launch()
-    best = math.inf
-    for _ in range(4 if once_us * launches < budget_us else 2):
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e3 / launches)
-    return best
-
-
-def operands(dtype: Dtype, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B as the layout stores them, on the GPU."""
-    kind = TORCH_DTYPE[dtype]
-    a = (gemm.k, gemm.m) if gemm.layout is Layout.TN else (gemm.m, gemm.k)
-    b = (gemm.n, gemm.k) if gemm.layout is Layout.NT else (gemm.k, gemm.n)
-    return tuple(torch.randn(shape, device="cuda").to(kind) for shape in (a, b))  # type: ignore[return-value]
-
-
-def vendor(
-    dtype: Dtype, gemm: Gemm, a: torch.Tensor, b: torch.Tensor
-) -> Callable[[], torch.Tensor]:
-    """torch.matmul on the operands as stored."""
-    torch.backends.cuda.matmul.allow_tf32 = dtype is Dtype.TF32
-    left = a.t() if gemm.layout is Layout.TN else a
-    right = b.t() if gemm.layout is Layout.NT else b
-    return partial(torch.matmul, left, right)
-
-
 def row(problem: Problem, backend: str, tile: TileConfig | None, us: float) -> tuple[Any, ...]:
     dtype, gemm = problem
     config = [0] * 6 if tile is None else [
@@ -246,7 +174,8 @@ def main() -> None:
         stream.flush()
         print(f"vendor: {time.monotonic() - began:.0f} s", flush=True)
         failed = compile_all([key for _, configs in plan for _, key in configs])
-        print(f"compiled, {failed} failed: {time.monotonic() - began:.0f} s", flush=True)
+        print(*failed[:3], sep="\n")
+        print(f"compiled, {len(failed)} failed: {time.monotonic() - began:.0f} s", flush=True)
         done = 0
         for problem, configs in plan:
             if time.monotonic() - began > arguments.seconds:

@@ -45,17 +45,15 @@ class Trainable:
     """None with one pool."""
 
 
-def set_up(
-    plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
-) -> Trainable:
+def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None) -> Trainable:
     """Build, shard and initialise; all ranks must call it.
 
     Args:
         kernel_store: see ``TrainTask``.
 
     Raises:
-        SpecError: a placement that cannot run, an unusable kernel store. UsageError: an architecture, optimizer or
-            precision that cannot be trained here.
+        SpecError: a placement that cannot run, an unusable kernel store. UsageError: an
+            architecture, optimizer or precision that cannot be trained here.
     """
     pool, spec = plan.pools[rank.pool], plan.model
     policy = ComputePolicy.of(pool.policy)

@@ -28,9 +28,7 @@ TopK = Annotated[int, typer.Option("--top-k", metavar="K", help="Candidates to k
 
 @kernels.command()
 def select(
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME_OR_FILE", help="Device type.")
-    ],
+    device: Annotated[str, typer.Option("--device", metavar="NAME_OR_FILE", help="Device type.")],
     m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of C.")],
     n: Annotated[int, typer.Option("--n", metavar="N", help="Columns of C.")],
     k: Annotated[int, typer.Option("--k", metavar="K", help="Inner size.")],
@@ -50,7 +48,7 @@ def select(
     In Python: planner.kernels.select.select_kernels(device, dtype, gemms, top_k).
     """
     from planner.kernels.select import select_kernels
-    from planner.report.kernels import render_selection, selection_json
+    from planner.report.kernel_commands import render_selection, selection_json
     from planner.specs.kernels import Gemm
     from planner.specs.load import load_device
 
@@ -66,9 +64,7 @@ def select(
 @kernels.command("compile")
 def compile_plan(
     plan: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="A plan.json.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="New folder for the kernels.")
-    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the kernels.")],
     pool: Annotated[
         list[str] | None,
         typer.Option("--pool", metavar="NAME", help="Only this pool's (repeatable)."),
@@ -82,7 +78,7 @@ def compile_plan(
 
     In Python: trainers.kernels.offline.compile_plan(plan, folder).
     """
-    from planner.report.kernels import render_store
+    from planner.report.kernel_commands import render_store
     from planner.specs.plan import load_plan
 
     require_triton()
@@ -128,7 +124,7 @@ def bench(
         wanted: tuple[Shape, ...] = default_shapes() if shapes is None else read_shapes(shapes)
         with counting("measuring kernels") as progress:
             found = run(profile, wanted, Gpu(), top_k=top_k, seconds=seconds, progress=progress)
-    from planner.report.kernels import render_bench
+    from planner.report.kernel_commands import render_bench
 
     facts: dict[str, Any] = found.model_dump(mode="json")
     if as_json:

@@ -13,6 +13,7 @@ import typer
 from planner.specs.errors import HwplanError
 from runtime.cli.compare import compare
 from runtime.cli.inventory import devices, models
+from runtime.cli.kernels import kernels
 from runtime.cli.plan import plan, show
 from runtime.cli.train import train
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (plan, train, compare, models, devices, show):
     app.command()(command)
+app.add_typer(kernels, name="kernels")
 
 
 def _print_version(wanted: bool) -> None:

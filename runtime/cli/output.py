@@ -80,3 +80,23 @@ def working(what: str) -> Iterator[None]:
     else:
         print(f"{what} …", file=sys.stderr, flush=True)
         yield
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Says on stderr how far something is: a bar on a terminal, else a line every tenth."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(what, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+        return
+
+    def plainly(done: int, total: int) -> None:
+        tenth = max(1, total // 10)
+        if done % tenth == 0 or done == total:
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+    yield plainly

@@ -84,7 +84,7 @@ def train(
         typer.Option(
             "--kernels",
             metavar="DIR",
-            help="Kernels of the plan, from hwplan kernels compile; on the same path on every node.",
+            help="Kernels of the plan (hwplan kernels compile), at this path on every node.",
         ),
     ] = None,
     ignore_fingerprint: Annotated[

@@ -77,6 +77,36 @@ def pool_keys(pool: PoolPlan, arch: str) -> tuple[KernelKey, ...]:
     return tuple(dict.fromkeys(key for _, key in sorted(ranked, key=lambda pair: pair[0])))
 
 
+def compile_plan(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    pools: Sequence[str] = (),
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Compile the plan's kernels and write them to a kernel store.
+
+    Args:
+        pools: names; none: all pools.
+        jobs: processes; all cores if left out.
+
+    Raises:
+        UsageError: a pool that the plan does not have, no kernels of its own in the plan, or a
+            device that Triton has no backend for.
+        SpecError: ``folder`` is something else than a kernel store, or cannot be written.
+    """
+    wanted = requests(plan, pools)
+    if not wanted:
+        raise UsageError(
+            "the plan runs the vendor's library throughout: there is nothing to compile",
+            field="kernels",
+            fix="plan for GPUs whose device profile has a section triton",
+        )
+    check_target(folder)
+    return write_store(plan, compile_all(wanted, jobs, progress), folder)
+
+
 def requests(plan: Plan, pools: Sequence[str] = ()) -> tuple[Request, ...]:
     """What a plan wants compiled.
 
@@ -159,17 +189,33 @@ def _counted(
         yield outcome
 
 
-def write_store(plan: Plan, outcomes: Sequence[Outcome], folder: str | Path) -> Manifest:
-    """Write the store whole or not at all; an older store of that name is replaced.
+def check_target(folder: str | Path) -> None:
+    """Whether a store can be written there; before the minutes that compiling may take.
 
     Raises:
-        SpecError: ``folder`` is something else than a store, or cannot be written.
+        SpecError: it is something else than a store, or what it lies in is no writable folder.
     """
     target = Path(folder)
     if target.exists() and not (target / MANIFEST).is_file():
         raise SpecError(
             "this is no kernel store: it is not replaced", file=target, fix="name a new folder"
         )
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise SpecError(
+            "the folder that it would lie in does not exist or is not writable",
+            file=target,
+            fix="make that folder, or name another one",
+        )
+
+
+def write_store(plan: Plan, outcomes: Sequence[Outcome], folder: str | Path) -> Manifest:
+    """Write the store whole or not at all; an older store of that name is replaced.
+
+    Raises:
+        SpecError: ``folder`` is something else than a store, or cannot be written.
+    """
+    check_target(folder)
+    target = Path(folder)
     manifest = _manifest(plan, outcomes)
     try:
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

@@ -1,0 +1,122 @@
+"""Microseconds of kernels on the GPU at hand."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from planner.specs.kernels import Gemm, Layout, TileConfig
+from planner.specs.units import Dtype
+from trainers.kernels.build import KernelKey, compiled, output_dtype
+from trainers.kernels.launch import TORCH_DTYPE, Product, device_arch
+
+REPLAYS = 4
+BUDGET_US = 1500.0
+"""Of one graph; fewer launches and replays of kernels that take longer."""
+
+
+def least_us(launch: Callable[[], object], budget_us: float = BUDGET_US) -> float:
+    """One launch: the least of several replays of a CUDA graph of several launches."""
+    launch()
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    launch()
+    end.record()
+    torch.cuda.synchronize()
+    once_us = max(start.elapsed_time(end) * 1e3, 2.0)
+    launches = max(1, min(20, int(budget_us / REPLAYS / once_us)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            launch()
+    best = math.inf
+    for _ in range(REPLAYS if once_us * launches < budget_us else 2):
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) * 1e3 / launches)
+    return best
+
+
+def operands(dtype: Dtype, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B as the layout stores them, on the GPU."""
+    kind = TORCH_DTYPE[dtype]
+    a_shape = (gemm.k, gemm.m) if gemm.layout is Layout.TN else (gemm.m, gemm.k)
+    b_shape = (gemm.n, gemm.k) if gemm.layout is Layout.NT else (gemm.k, gemm.n)
+    a, b = (torch.randn(shape, device="cuda").to(kind) for shape in (a_shape, b_shape))
+    return a, b
+
+
+def vendor(
+    dtype: Dtype, gemm: Gemm, a: torch.Tensor, b: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """torch.matmul on the operands as stored."""
+    torch.backends.cuda.matmul.allow_tf32 = dtype is Dtype.TF32
+    left = a.t() if gemm.layout is Layout.TN else a
+    right = b.t() if gemm.layout is Layout.NT else b
+    return partial(torch.matmul, left, right)
+
+
+class Gpu:
+    """Times kernels of one product at a time."""
+
+    def __init__(self) -> None:
+        self._arch = device_arch(0)
+
+    def key(self, dtype: Dtype, gemm: Gemm, tile: TileConfig) -> KernelKey:
+        """What is compiled for ``tile``."""
+        return KernelKey.of(self._arch, dtype, gemm, tile, output_dtype(dtype, gemm.layout))
+
+    def compile(self, wanted: Iterable[tuple[Dtype, Gemm, TileConfig]]) -> None:
+        """Into Triton's cache, on all cores."""
+        compile_all([self.key(*one) for one in wanted])
+
+    def tiles_us(
+        self, dtype: Dtype, gemm: Gemm, tiles: Sequence[TileConfig]
+    ) -> tuple[float, dict[TileConfig, float]]:
+        """Of the vendor's library, and of the tiles that run on this GPU."""
+        a, b = operands(dtype, gemm)
+        vendor_us = least_us(vendor(dtype, gemm, a, b))
+        found = {}
+        for tile in tiles:
+            key = self.key(dtype, gemm, tile)
+            try:
+                product = Product(key, gemm.m, gemm.n, gemm.k, compiled(key))
+            except OutOfResources:
+                continue
+            found[tile] = least_us(partial(product, a, b))
+        return vendor_us, found
+
+
+def compile_all(keys: Sequence[KernelKey]) -> list[str]:
+    """On all cores, into Triton's cache; what went wrong, if anything did.
+
+    Splits share a main kernel, so one of each is compiled first.
+    """
+    with_one_split = [
+        replace(key, tile=key.tile.model_copy(update={"split_k": min(key.tile.split_k, 2)}))
+        for key in keys
+    ]
+    failed: set[str] = set()
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        for batch in (with_one_split, keys):
+            distinct = list(dict.fromkeys(batch))
+            failed.update(pool.imap_unordered(_compile_one, distinct, chunksize=4))
+    return sorted(failed - {""})
+
+
+def _compile_one(key: KernelKey) -> str:
+    try:
+        compiled.__wrapped__(key)
+    except Exception as error:  # the compiler's own, of many types: reported, and left out
+        return f"{key}: {type(error).__name__}"
+    return ""
