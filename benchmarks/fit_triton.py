@@ -37,7 +37,8 @@ Constants = dict[str, float]
 
 DEVICE_START: Constants = {
     "matrix_efficiency": 0.95, "register_efficiency": 0.6,
-    "unit_l2_bytes_per_clock": 64.0, "hbm_efficiency": 0.8, "store_over_hbm": 1.5,
+    "unit_l2_bytes_per_clock": 64.0, "l2_over_hbm": 1.5, "hbm_efficiency": 0.8,
+    "store_over_hbm": 1.5,
     "unit_store_bytes_per_clock": 30.0, "unit_reduce_bytes_per_clock": 20.0, "launch_s": 1.2e-6,
     "fill_s": 1.2e-6, "reduce_s": 1.8e-6, "issue_s": 2.5e-9, "copy_s": 4.5e-9,
     "transpose_s": 1.1e-8, "scalar_s": 1.6e-9, "register_load_s": 5e-7,
@@ -49,7 +50,7 @@ LOOPS = [f"{layout}_{bits}" for bits in (16, 32) for layout in Layout]
 START = DEVICE_START | {f"{loop}.{name}": x for loop in LOOPS for name, x in LOOP_START.items()}
 AT_MOST_ONE = ("matrix_efficiency", "register_efficiency", "hbm_efficiency")
 VECTOR_EFFICIENCY = 0.3
-MARGIN = 0.1
+MARGIN = 0.2
 REGRET_WEIGHT = 5.0
 SOFTNESS = 0.03
 NEAR_BEST = 1.15

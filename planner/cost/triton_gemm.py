@@ -8,7 +8,7 @@ ceil(n/B_N) split_k; steps = ceil(ceil(k/B_K) / split_k); r programs share a uni
 ``occupancy``; in the last wave what is left). ``x (+) y`` = (x^4 + y^4)^(1/4): resources overlap,
 but not where they meet::
 
-    t       = t_launch + waves t_fill + prologue + (main (+) hbm) + store (+ second kernel)
+    t       = t_launch + waves t_fill + prologue + (main (+) read) + store (+ second kernel)
     main    = steps (full_waves step(occupancy) + step(r of the last wave))
     step(r) = r matrix (+) r shared (+) r load (+) r issue (+) alone (+) sqrt(r) wait
 
@@ -23,7 +23,8 @@ but not where they meet::
 * alone: matrix + what a step costs a program that nothing overlaps (barriers, loads in registers).
 * wait: load latency, growing with the bytes of a stage, over the steps that loads are ahead.
 * prologue: the first s - 1 blocks arrive with nothing to overlap them.
-* hbm: what the L2 does not hold: A once, B again for each group of rows that it does not cover.
+* read: A once, B again for each group of rows that the L2 does not cover; from HBM what the L2 does
+  not hold.
 * store: C (or partial sums) over the bandwidth of all units, or of the busiest.
 
 The loop's machine code, so its constants for shared memory, step and latency, depend on the layout
@@ -253,7 +254,7 @@ def kernel_seconds(
     last_resident = np.ceil((programs - full_waves * slots) / machine.units)
 
     main_s = steps * (full_waves * work.seconds(resident) + work.seconds(last_resident))
-    hbm_s = _hbm_bytes(machine, products, tiles, grid_m, grid_n, slots) / machine.hbm_bytes_per_s
+    read_s = _read_s(machine, products, tiles, grid_m, grid_n, slots)
     waves = full_waves + (last_resident > 0)
     # Programs that the busiest unit runs, one after the other.
     in_turn = full_waves * resident + last_resident
@@ -276,13 +277,13 @@ def kernel_seconds(
         machine.launch_s
         + machine.fill_s * waves
         + prologue_s
-        + _overlapped(main_s, hbm_s)
+        + _overlapped(main_s, read_s)
         + store_s
         + np.where(split > 1, reduce_s, 0.0)
     )
 
 
-def _hbm_bytes(
+def _read_s(
     machine: TritonMachine,
     products: Products,
     tiles: TileArrays,
@@ -290,14 +291,17 @@ def _hbm_bytes(
     grid_n: Array,
     slots: Array,
 ) -> Array:
-    """Operands read from device memory: those that the cache holds from their last use are not."""
+    """Seconds to read the operands: from the cache what it still holds from their last use."""
     a_bytes = products.m * products.k * machine.element_bytes
     b_bytes = products.n * products.k * machine.element_bytes
     patch_m = np.minimum(grid_m, np.maximum(tiles.group_m, slots / grid_n))
     reread = (np.ceil(grid_m / patch_m) - 1) * np.minimum(b_bytes / machine.cache_bytes, 1)
     read_bytes = a_bytes + b_bytes * (1 + reread)
     all_bytes = read_bytes + products.m * products.n * products.output_bytes
-    return np.asarray(read_bytes * np.minimum(all_bytes / machine.cache_bytes, 1))
+    cold = np.minimum(all_bytes / machine.cache_bytes, 1)
+    return np.asarray(
+        read_bytes * (cold / machine.hbm_bytes_per_s + (1 - cold) / machine.l2_bytes_per_s)
+    )
 
 
 def seconds(machine: TritonMachine, products: Products, tiles: TileArrays) -> Array:

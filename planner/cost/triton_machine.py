@@ -44,6 +44,7 @@ class TritonMachine(NamedTuple):
     register_flops_per_s: float
     """Of one unit, operands from registers."""
     unit_l2_bytes_per_s: float
+    l2_bytes_per_s: float
     hbm_bytes_per_s: float
     store_bytes_per_s: float
     unit_store_bytes_per_s: float
@@ -113,6 +114,8 @@ def triton_machine(device: DeviceProfile, dtype: Dtype) -> TritonMachine:
         flops_per_s=unit_flops_per_s * constants.matrix_efficiency.value,
         register_flops_per_s=unit_flops_per_s * register_efficiency.value,
         unit_l2_bytes_per_s=clock_hz * constants.unit_l2_bytes_per_clock.value,
+        # No slower than the memory behind it: the time must not fall as operands outgrow it.
+        l2_bytes_per_s=hbm * max(constants.l2_over_hbm.value, constants.hbm_efficiency.value),
         hbm_bytes_per_s=hbm * constants.hbm_efficiency.value,
         store_bytes_per_s=hbm * constants.store_over_hbm.value,
         unit_store_bytes_per_s=clock_hz * constants.unit_store_bytes_per_clock.value,

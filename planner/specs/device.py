@@ -115,6 +115,8 @@ class TritonProfile(Spec):
     """Share of the fp32 peak, without matrix instructions."""
     unit_l2_bytes_per_clock: Constant
     """What one unit can load from the L2."""
+    l2_over_hbm: Constant
+    """Bandwidth of reading each operand once from the L2, as a multiple of HBM bandwidth."""
     hbm_efficiency: Constant
     store_over_hbm: Constant
     """Bandwidth of storing C as a multiple of HBM bandwidth."""
