@@ -71,6 +71,13 @@ def _stages(dtype: Dtype, layout: Layout, block_m: int, area: int, line: int) ->
     return (4,) if dtype.bytes < 4 and block_m >= WGMMA_ROWS and area >= LARGE // 4 else (3, 4)
 
 
+def _warps(dtype: Dtype, layout: Layout, area: int) -> tuple[int, ...]:
+    """One warp group holds the sums of a large tile; two may hide its loads better (nt)."""
+    if area != LARGE:
+        return (4,) if area < LARGE else (8,)
+    return (4, 8) if layout is Layout.NT and dtype.bytes < 4 else (4,)
+
+
 def _nvidia(dtype: Dtype, layout: Layout) -> Iterator[TileConfig]:
     for block_m, block_n, line in _shapes(layout):
         area = block_m * block_n
@@ -79,7 +86,7 @@ def _nvidia(dtype: Dtype, layout: Layout) -> Iterator[TileConfig]:
         across = dtype.bytes == 4 and layout is not Layout.NT
         if across and WGMMA_ROWS <= block_m < 256 and LARGE // 4 <= area <= LARGE:
             continue
-        warps = (4,) if area < LARGE else (4, 8) if area == LARGE else (8,)
+        warps = _warps(dtype, layout, area)
         for stages, num_warps, split_k in itertools.product(
             _stages(dtype, layout, block_m, area, line), warps, _splits(layout, area)
         ):
