@@ -66,9 +66,11 @@ def _stages(dtype: Dtype, layout: Layout, block_m: int, area: int, line: int) ->
     would leave a unit one program; both where neither is certain."""
     if layout is Layout.NT:
         return (3,) if LARGE // 4 < area <= LARGE and line >= LINES[1] else (3, 4)
-    if layout is Layout.TN:
-        return (3, 4) if dtype.bytes == 4 and area >= LARGE // 2 else (4,)
-    return (4,) if dtype.bytes < 4 and block_m >= WGMMA_ROWS and area >= LARGE // 4 else (3, 4)
+    if dtype.bytes == 4:
+        return (3, 4) if layout is Layout.NN or area >= LARGE // 2 else (4,)
+    if area == LARGE and block_m == 256:
+        return (3, 4)
+    return (3, 4) if layout is Layout.NN and (block_m < WGMMA_ROWS or area < LARGE // 4) else (4,)
 
 
 def _warps(dtype: Dtype, layout: Layout, area: int) -> tuple[int, ...]:
