@@ -143,7 +143,7 @@ def profile(constants: Constants, source: str, error: float | None) -> TritonPro
         vector_efficiency=assumed(VECTOR_EFFICIENCY, "no fp32 tile was measured"),
         margin=assumed(
             MARGIN,
-            "the least with which no tile chosen on the sweep runs 3 % longer than the vendor's kernel",
+            "the least with which no tile chosen on the sweep is 3 % slower than the vendor",
         ),
         loops=loops,  # type: ignore[arg-type]
     )
