@@ -16,6 +16,7 @@ from runtime.cli.inventory import devices, models
 from runtime.cli.kernels import kernels
 from runtime.cli.plan import plan, show
 from runtime.cli.train import train
+from runtime.cli.whatif import sensitivity, size, sweep
 
 app = typer.Typer(
     name="hwplan",
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, train, compare, models, devices, show):
+for command in (plan, train, compare, models, devices, show, sweep, size, sensitivity):
     app.command()(command)
 app.add_typer(kernels, name="kernels")
 

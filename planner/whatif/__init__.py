@@ -1,0 +1,1 @@
+"""What if the cluster, the batch or a constant were different: many plans and what they tell."""
