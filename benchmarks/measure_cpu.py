@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.fitting import mean_relative_error, pattern_search
-from planner.cost.gemm import Machine, core_seconds
+from planner.cost.gemm import Core, core_seconds
 from planner.cost.tbe import Rates, Shard, backward_seconds, forward_seconds
 from planner.specs.model import ComputeKernel
 from trainers.setup import prepare_host
@@ -82,8 +82,8 @@ def measure_gemm(dtype: torch.dtype) -> dict[str, float]:
     def predict(constants: Array) -> Array:
         flops_per_s, bytes_per_s, launch_s = constants
         element = torch.finfo(dtype).bits / 8
-        machine = Machine(1, flops_per_s, bytes_per_s, bytes_per_s, element, launch_s, 0.0, 0.0)
-        return core_seconds(machine, *sizes.T, np.ones(len(sizes)))
+        core = Core(flops_per_s, bytes_per_s, bytes_per_s, element, launch_s)
+        return core_seconds(core, *sizes.T, np.ones(len(sizes)))
 
     # Small products are launches and caches; a step's time is in the large ones.
     large = 2 * sizes.prod(axis=1) >= LARGE_FLOPS
@@ -101,9 +101,9 @@ def measure_gemm(dtype: torch.dtype) -> dict[str, float]:
     def predict_batched(ratio: Array) -> Array:
         flops_per_s, bytes_per_s, launch_s = constants
         element = torch.finfo(dtype).bits / 8
-        l2 = bytes_per_s * float(ratio[0])
-        machine = Machine(1, flops_per_s, bytes_per_s, l2, element, launch_s, 0.0, 0.0)
-        return core_seconds(machine, *small.T)
+        small_bytes_per_s = bytes_per_s * float(ratio[0])
+        core = Core(flops_per_s, bytes_per_s, small_bytes_per_s, element, launch_s)
+        return core_seconds(core, *small.T)
 
     def batched_error(ratio: Array) -> float:
         return mean_relative_error(predict_batched(ratio), np.array(small_measured))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fitting import DATA
-from planner.cost.gemm import SPLITS, TILE_K, TILES, candidate_seconds, gemm_seconds, machine
+from planner.cost.gemm import SPLITS, STEP_BYTES, TILES, candidate_seconds, gemm_seconds, machine
 from planner.cost.triton_gemm import tile_seconds
 from planner.kernels import resources
 from planner.kernels.origami import Grid, Tile, tile_cycles
@@ -153,7 +153,8 @@ def own_seconds(device: DeviceProfile, table: Golden) -> Array:
     seconds = candidate_seconds(machine(device, Dtype.BF16), m, n, k, np.ones_like(m))
     by_tile = seconds.reshape(len(m), len(TILES), len(SPLITS))
     fastest = by_tile[:, :, : len(splits(table.grid))].min(axis=2)
-    column = {Tile(*tile, TILE_K): fastest[:, index] for index, tile in enumerate(TILES)}
+    step_k = STEP_BYTES // Dtype.BF16.bytes
+    column = {Tile(*tile, step_k): fastest[:, index] for index, tile in enumerate(TILES)}
     absent = np.full(len(m), np.inf)
     return np.stack([column.get(tile, absent) for tile in table.tiles], axis=1)
 

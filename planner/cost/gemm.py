@@ -1,17 +1,30 @@
-"""GEMM time: tiles in waves over the compute units, the fastest of a few candidate tiles.
+"""GEMM time of the vendor's library: tiles over the compute units, the fastest of many candidates.
 
-For a tile (m_T, n_T, K_T), split-K s and N_CU compute units::
+C[m, n] = A[m, k] B[k, n], e bytes an element. For a tile m_T x n_T, k in steps of 128 bytes
+(k_T = 128 / e), split-K s and N_CU units::
 
-    T_out = ceil(M/m_T) * ceil(N/n_T) * s * batch        waves = ceil(T_out / N_CU)
-    L_tile = L_prefetch + ceil(K / (s K_T)) * max(L_compute, L_l2, L_hbm) + L_store
-    t = t_launch + waves * L_tile  (+ t_reduce + partial sums through the L2 if s > 1)
+    tiles = ceil(m/m_T) ceil(n/n_T) s batch            steps = ceil(k / (s k_T))
+    waves = (1 - o) ceil(tiles/N_CU) + o max(tiles/N_CU, 1)
+    step  = max(compute + narrow loads, l2, t_step)
+    t     = t_launch + waves t_fill + ((waves steps step)^3 + hbm^3)^(1/3) + store + reduce
 
-``L_compute`` is the tile's FLOP over one unit's share of the peak, derated for small tiles (fewer
-FLOP per operand fetch); ``L_l2`` is the tile's operands over one unit's share of the L2; ``L_hbm``
-is the unique operands of the patch of tiles that run together (near-square, within the grid) over
-HBM bandwidth. Form: tile/wave analysis as in Origami and stream-K papers; constants are fitted by
-``benchmarks/fit_gemm.py``. For every candidate the time is nondecreasing in M, N, K and batch, so
-the minimum is too.
+* waves: the units of the last wave that have no tile are idle; the share o of that is hidden, by
+  smaller tiles at the end or by splitting them along k (stream-K, persistent kernels).
+* compute: 2 m_T n_T k_T FLOP at one unit's share of the peak; 32-bit operands of matrix units that
+  are not contiguous along k are transposed first, which costs a share of the rate for each.
+* l2: operands of a step over one unit's share of the L2's bandwidth.
+* narrow rows, no multiples of 16 bytes, exclude the kernels that load tiles by bulk copies: the
+  others issue (m_T + n_T) k_T e / (load width) loads besides. A product with a vector has kernels of
+  its own, which do not mind.
+* t_step: latency of a step, however small the tile.
+* loop and memory overlap, but less where they meet: hence the third powers.
+* hbm: A, unless the kernel before left it in the L2; B, unless five of its size fit there too.
+* store: C over the store bandwidth. reduce (s > 1): fixed time and s fp32 sums, written and read.
+
+Time is nondecreasing in m, n, k and batch for sizes of one alignment. Alignment looks only at sizes
+that do not carry the local batch (nt, nn: k and n; tn: m and n), so the time is nondecreasing in
+the local batch; between two widths of a layer, an aligned one may be faster than a smaller odd one.
+Constants are fitted by ``benchmarks/fit_gemm.py``.
 
 A CPU core has no waves: t = t_launch + FLOP / rate + (A + B + C bytes) / bandwidth. Packing
 the operands does not overlap with the multiplication; the small matrices of a batch are not packed
@@ -20,6 +33,7 @@ and have the L2's bandwidth (``l2_over_hbm`` of the packing one).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,35 +43,32 @@ from numpy.typing import NDArray
 
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import UsageError
+from planner.specs.kernels import Gemm, Layout
 from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
+Shape = Gemm
 
 TILES = (
-    (256, 256), (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128),
-    (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (32, 32), (128, 16), (16, 128), (64, 16),
-    (16, 64), (16, 16),
+    (256, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256),
+    (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (64, 16), (16, 64),
 )  # fmt: skip
-TILE_K = 64
-SPLITS = (1, 2, 4, 8, 16, 32)
-SMALL_TILE_ELEMENTS = 1024
-"""Output elements at which a tile reaches half of the unit's rate."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+STEP_BYTES = 128
+"""Of one row of a tile in one step of k: a cache line."""
 PARTIAL_SUM_BYTES = 8
 """One fp32 partial sum written and read again."""
+VECTOR_BYTES = 16
+"""Of the widest load; bulk copies need rows that are multiples of it."""
+COPIES_OF_B = 5
+"""B of this many products pass between two uses of one: weights of a few layers."""
+OPERANDS_ACROSS_K = {Layout.NT: 0, Layout.NN: 1, Layout.TN: 2}
+"""How many of A and B are not contiguous along k."""
 
 _M_T, _N_T, _S = (
     np.array(column, dtype=np.float64)
     for column in zip(*((m, n, s) for m, n in TILES for s in SPLITS), strict=True)
 )
-
-
-class Shape(NamedTuple):
-    """C[m, n] = A[m, k] B[k, n], ``batch`` times."""
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
 
 
 class Machine(NamedTuple):
@@ -67,14 +78,33 @@ class Machine(NamedTuple):
     flops_per_s: float
     hbm_bytes_per_s: float
     l2_bytes_per_s: float
+    store_bytes_per_s: float
+    reduce_bytes_per_s: float
+    cache_bytes: float
     element_bytes: float
     launch_s: float
-    prefetch_s: float
+    fill_s: float
+    step_s: float
     reduce_s: float
+    narrow_load_s: float
+    wave_overlap: float
+    transposed_share: float
+    """Of the rate, for each operand that is not contiguous along k."""
 
 
-def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
-    """The device as the GEMM model sees it.
+class Core(NamedTuple):
+    """What the formula needs of a CPU core."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    small_bytes_per_s: float
+    """Of the small matrices of a batch."""
+    element_bytes: float
+    launch_s: float
+
+
+def peak_flops_per_s(device: DeviceProfile, dtype: Dtype) -> float:
+    """Peak of the matrix units.
 
     Raises:
         UsageError: the device cannot multiply in ``dtype``.
@@ -88,93 +118,156 @@ def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
             fix=f"use one of {', '.join(device.compute.peak_flops_per_s)}, "
             f"or add compute.peak_flops_per_s.{dtype} to the device profile",
         )
-    gemm = device.gemm
-    hbm = device.memory.hbm_bytes_per_s.value * gemm.hbm_efficiency.value
-    return Machine(
-        units=device.compute.units.value,
-        flops_per_s=peak.value * gemm.compute_efficiency.value,
-        hbm_bytes_per_s=hbm,
-        l2_bytes_per_s=hbm * gemm.l2_over_hbm.value,
-        element_bytes=dtype.bytes,
-        launch_s=gemm.launch_s.value,
-        prefetch_s=gemm.prefetch_s.value,
-        reduce_s=gemm.reduce_s.value,
-    )
+    return peak.value
 
 
-def candidate_seconds(machine: Machine, m: Array, n: Array, k: Array, batch: Array) -> Array:
-    """Seconds of every shape (rows) under every candidate (columns: ``TILES`` x ``SPLITS``).
-
-    Args:
-        m, n, k, batch: one column vector each, shape (shapes, 1).
-    """
-    grid_m, grid_n = np.ceil(m / _M_T), np.ceil(n / _N_T)
-    tiles = grid_m * grid_n * _S * batch
-    waves = np.ceil(tiles / machine.units)
-    steps = np.ceil(k / (_S * TILE_K))
-    # Lanes beyond the matrix load nothing, but the unit computes the whole tile.
-    rows, columns, depth = np.minimum(_M_T, m), np.minimum(_N_T, n), k / _S
-
-    unit_flops_per_s = machine.flops_per_s / machine.units
-    tile_rate = unit_flops_per_s / (1 + SMALL_TILE_ELEMENTS / (_M_T * _N_T))
-    compute_s = steps * 2 * _M_T * _N_T * TILE_K / tile_rate
-    unit_l2_bytes_per_s = machine.l2_bytes_per_s / machine.units
-    l2_s = (rows + columns) * depth * machine.element_bytes / unit_l2_bytes_per_s
-
-    # Patch of one wave: patch_m x patch_n tiles of one (split, batch) slice.
-    slices = np.minimum(_S * batch, tiles / waves)
-    active = tiles / waves / slices
-    square = np.sqrt(active * columns / rows)
-    patch_m = np.clip(square, np.maximum(active / grid_n, 1.0), np.minimum(grid_m, active))
-    unique_elements = slices * (patch_m * rows + active / patch_m * columns) * depth
-    hbm_s = unique_elements * machine.element_bytes / machine.hbm_bytes_per_s
-
-    store_s = rows * columns * tiles / waves * machine.element_bytes / machine.hbm_bytes_per_s
-    tile_s = machine.prefetch_s + np.maximum(compute_s, np.maximum(l2_s, hbm_s)) + store_s
-    partial_bytes = PARTIAL_SUM_BYTES * m * n * batch * _S
-    reduce_s = np.where(_S > 1, machine.reduce_s + partial_bytes / machine.l2_bytes_per_s, 0.0)
-    return np.asarray(machine.launch_s + waves * tile_s + reduce_s)
-
-
-def core_seconds(machine: Machine, m: Array, n: Array, k: Array, batch: Array) -> Array:
-    """Seconds of every shape on one CPU core; arrays of one shape."""
-    flops = 2 * m * n * k
-    moved_bytes = (m * k + k * n + m * n) * machine.element_bytes
-    bandwidth = np.where(batch > 1, machine.l2_bytes_per_s, machine.hbm_bytes_per_s)
-    return np.asarray(
-        machine.launch_s + batch * (flops / machine.flops_per_s + moved_bytes / bandwidth)
-    )
-
-
-@lru_cache(maxsize=4096)
-def _fastest_seconds(
-    machine: Machine, is_core: bool, shapes: tuple[Shape, ...]
-) -> tuple[float, ...]:
-    sizes = np.array(shapes, dtype=np.float64)
-    columns = (sizes[:, index : index + 1] for index in range(4))
-    seconds = (core_seconds if is_core else candidate_seconds)(machine, *columns)
-    return tuple(seconds.min(axis=1).tolist())
-
-
-def gemms_seconds(
-    device: DeviceProfile, shapes: Sequence[Shape], dtype: Dtype
-) -> tuple[float, ...]:
-    """Seconds of each GEMM with its fastest candidate.
+def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
+    """The accelerator as the GEMM model sees it.
 
     Raises:
         UsageError: the device cannot multiply in ``dtype``.
     """
-    if not shapes:
+    gemm = device.gemm
+    efficiency = gemm.fp32_efficiency if dtype is Dtype.FP32 else gemm.compute_efficiency
+    hbm = device.memory.hbm_bytes_per_s.value * gemm.hbm_efficiency.value
+    return Machine(
+        units=device.compute.units.value,
+        flops_per_s=peak_flops_per_s(device, dtype) * efficiency.value,
+        hbm_bytes_per_s=hbm,
+        l2_bytes_per_s=hbm * gemm.l2_over_hbm.value,
+        store_bytes_per_s=hbm * gemm.store_over_hbm.value,
+        reduce_bytes_per_s=hbm * gemm.reduce_over_hbm.value,
+        cache_bytes=device.memory.l2_bytes.value,
+        element_bytes=dtype.bytes,
+        launch_s=gemm.launch_s.value,
+        fill_s=gemm.fill_s.value,
+        step_s=gemm.step_s.value,
+        reduce_s=gemm.reduce_s.value,
+        # fp32 has no faster kernels to miss.
+        narrow_load_s=0.0 if dtype is Dtype.FP32 else gemm.narrow_load_s.value,
+        wave_overlap=gemm.wave_overlap.value,
+        transposed_share=gemm.transposed_efficiency.value if dtype is Dtype.TF32 else 1.0,
+    )
+
+
+def core(device: DeviceProfile, dtype: Dtype) -> Core:
+    """The CPU core as the GEMM model sees it.
+
+    Raises:
+        UsageError: the device cannot multiply in ``dtype``.
+    """
+    gemm = device.gemm
+    bytes_per_s = device.memory.hbm_bytes_per_s.value * gemm.hbm_efficiency.value
+    return Core(
+        flops_per_s=peak_flops_per_s(device, dtype) * gemm.compute_efficiency.value,
+        bytes_per_s=bytes_per_s,
+        small_bytes_per_s=bytes_per_s * gemm.l2_over_hbm.value,
+        element_bytes=dtype.bytes,
+        launch_s=gemm.launch_s.value,
+    )
+
+
+def load_bytes(gemm: Gemm, element_bytes: int) -> int:
+    """Widest load, at most 16 bytes, that divides every row of A, B and C, of which none is a
+    vector."""
+    if 1 in gemm[:3]:
+        return VECTOR_BYTES
+    row = gemm.m if gemm.layout is Layout.TN else gemm.k
+    return math.gcd(VECTOR_BYTES, row * element_bytes, gemm.n * element_bytes)
+
+
+def candidate_seconds(
+    machine: Machine,
+    m: Array,
+    n: Array,
+    k: Array,
+    batch: Array,
+    load_bytes: Array | float = VECTOR_BYTES,
+    across_k: Array | float = 0,
+) -> Array:
+    """Seconds of every product (rows) under every candidate (columns: ``TILES`` x ``SPLITS``).
+
+    Args:
+        m, n, k, batch: one column vector each, shape (products, 1).
+        load_bytes: widest load that the rows of A, B and C allow.
+        across_k: how many of A and B are not contiguous along k.
+    """
+    element_bytes = machine.element_bytes
+    step_k = STEP_BYTES / element_bytes
+    filled = np.ceil(m / _M_T) * np.ceil(n / _N_T) * (_S * batch) / machine.units
+    idle_hidden = machine.wave_overlap
+    waves = (1 - idle_hidden) * np.ceil(filled) + idle_hidden * np.maximum(filled, 1)
+    steps = np.ceil(k / (_S * step_k))
+
+    unit_flops_per_s = machine.flops_per_s / machine.units * machine.transposed_share**across_k
+    compute_s = 2 * _M_T * _N_T * step_k / unit_flops_per_s
+    loads = np.where(load_bytes < VECTOR_BYTES, STEP_BYTES / load_bytes, 0) * (_M_T + _N_T)
+    l2_bytes = (np.minimum(_M_T, m) + np.minimum(_N_T, n)) * STEP_BYTES
+    l2_s = l2_bytes / (machine.l2_bytes_per_s / machine.units)
+    busy_s = np.maximum(compute_s + loads * machine.narrow_load_s, l2_s)
+    loop_s = waves * steps * np.maximum(busy_s, machine.step_s)
+
+    a_bytes, b_bytes = m * k * batch * element_bytes, k * n * batch * element_bytes
+    c_bytes = m * n * batch * element_bytes
+    a_absent = np.minimum((a_bytes + b_bytes + c_bytes) / machine.cache_bytes, 1)
+    b_absent = np.minimum((a_bytes + COPIES_OF_B * b_bytes + c_bytes) / machine.cache_bytes, 1)
+    hbm_s = (a_absent * a_bytes + b_absent * b_bytes) / machine.hbm_bytes_per_s
+    body_s = np.cbrt(loop_s * loop_s * loop_s + hbm_s * hbm_s * hbm_s)
+
+    partial_bytes = PARTIAL_SUM_BYTES * m * n * batch * _S
+    split_s = machine.reduce_s + partial_bytes / machine.reduce_bytes_per_s
+    reduce_s = np.where(_S > 1, split_s, 0.0)
+    fixed_s = machine.launch_s + c_bytes / machine.store_bytes_per_s
+    return np.asarray(fixed_s + waves * machine.fill_s + body_s + reduce_s)
+
+
+def core_seconds(core: Core, m: Array, n: Array, k: Array, batch: Array) -> Array:
+    """Seconds of every product on one CPU core; arrays of one shape."""
+    flops = 2 * m * n * k
+    moved_bytes = (m * k + k * n + m * n) * core.element_bytes
+    bandwidth = np.where(batch > 1, core.small_bytes_per_s, core.bytes_per_s)
+    return np.asarray(core.launch_s + batch * (flops / core.flops_per_s + moved_bytes / bandwidth))
+
+
+def library_seconds(machine: Machine, gemms: Sequence[Gemm]) -> Array:
+    """Seconds of each product with its fastest candidate, shape (products,)."""
+    element_bytes = int(machine.element_bytes)
+    columns = np.array(
+        [
+            (*gemm[:4], load_bytes(gemm, element_bytes), OPERANDS_ACROSS_K[gemm.layout])
+            for gemm in gemms
+        ],
+        dtype=np.float64,
+    )
+    seconds = candidate_seconds(machine, *(columns[:, index : index + 1] for index in range(6)))
+    return np.asarray(seconds.min(axis=1))
+
+
+@lru_cache(maxsize=4096)
+def _fastest_seconds(machine: Machine | Core, gemms: tuple[Gemm, ...]) -> tuple[float, ...]:
+    if isinstance(machine, Machine):
+        return tuple(library_seconds(machine, gemms).tolist())
+    sizes = np.array([gemm[:4] for gemm in gemms], dtype=np.float64)
+    return tuple(core_seconds(machine, *sizes.T).tolist())
+
+
+def gemms_seconds(device: DeviceProfile, gemms: Sequence[Gemm], dtype: Dtype) -> tuple[float, ...]:
+    """Seconds of each product in the vendor's library, without its epilogue.
+
+    Raises:
+        UsageError: the device cannot multiply in ``dtype``.
+    """
+    if not gemms:
         return ()
-    return _fastest_seconds(machine(device, dtype), device.is_cpu, tuple(shapes))
+    return _fastest_seconds((core if device.is_cpu else machine)(device, dtype), tuple(gemms))
 
 
 def gemm_seconds(
     device: DeviceProfile, m: int, n: int, k: int, dtype: Dtype, batch: int = 1
 ) -> float:
-    """Seconds of one GEMM (or ``batch`` equal ones in one launch) with its fastest candidate.
+    """Seconds of one forward product (or ``batch`` equal ones in one launch).
 
     Raises:
         UsageError: the device cannot multiply in ``dtype``.
     """
-    return gemms_seconds(device, (Shape(m, n, k, batch),), dtype)[0]
+    return gemms_seconds(device, (Gemm(m, n, k, batch),), dtype)[0]

@@ -75,16 +75,32 @@ class MemoryProfile(Spec):
 
 
 class GemmProfile(Spec):
-    """Constants of the tile/wave GEMM model (``planner.cost.gemm``)."""
+    """Constants of the vendor library's products (``planner.cost.gemm``)."""
 
     compute_efficiency: Constant
+    """Share of the matrix peak that a full tile reaches."""
+    fp32_efficiency: Constant
+    """The same for fp32; where there is a matrix peak in fp32, of that."""
+    transposed_efficiency: Constant
+    """tf32: share of the rate that is left for each operand that is not contiguous along k."""
     hbm_efficiency: Constant
-    launch_s: Constant
-    prefetch_s: Constant
     l2_over_hbm: Constant
     """L2 bandwidth as a multiple of HBM bandwidth."""
+    store_over_hbm: Constant
+    """Bandwidth of storing C, as a multiple of HBM bandwidth."""
+    reduce_over_hbm: Constant
+    """Bandwidth of split-K's partial sums, as a multiple of HBM bandwidth."""
+    launch_s: Constant
+    fill_s: Constant
+    """Of each wave, from its start to the first product, and its end."""
+    step_s: Constant
+    """Shortest step of 128 bytes of k, however small the tile."""
     reduce_s: Constant
     """Added once by split-K's reduction."""
+    narrow_load_s: Constant
+    """Of one load by one unit, where rows are no multiple of 16 bytes."""
+    wave_overlap: Constant
+    """Share of the last wave's idle time that other work fills, 0 to 1."""
 
 
 LoopName = Literal["nt_16", "nn_16", "tn_16", "nt_32", "nn_32", "tn_32"]
