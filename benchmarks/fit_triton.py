@@ -50,7 +50,7 @@ LOOPS = [f"{layout}_{bits}" for bits in (16, 32) for layout in Layout]
 START = DEVICE_START | {f"{loop}.{name}": x for loop in LOOPS for name, x in LOOP_START.items()}
 AT_MOST_ONE = ("matrix_efficiency", "register_efficiency", "hbm_efficiency")
 VECTOR_EFFICIENCY = 0.3
-MARGIN = 0.05
+MARGIN = 0.1
 REGRET_WEIGHT = 5.0
 SOFTNESS = 0.03
 NEAR_BEST = 1.15
@@ -143,7 +143,7 @@ def profile(constants: Constants, source: str, error: float | None) -> TritonPro
         vector_efficiency=assumed(VECTOR_EFFICIENCY, "no fp32 tile was measured"),
         margin=assumed(
             MARGIN,
-            "the least with which no tile chosen on the sweep is 3 % slower than the vendor",
+            "no tile that is chosen with it on the sweep is slower than the vendor",
         ),
         loops=loops,  # type: ignore[arg-type]
     )
