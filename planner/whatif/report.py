@@ -120,7 +120,8 @@ def render_sensitivity(found: Sensitivity, console: Console) -> None:
     indented(
         console,
         f"step {milliseconds(found.step_ms)} ms at global batch {found.global_batch:,}; "
-        f"{found.constants} constants with an error, {found.replanned} of them planned again",
+        f"{found.constants} constant{'s' if found.constants != 1 else ''} with an error, "
+        f"{found.replanned} of them planned again",
     )
     if found.flips:
         section(console, "Changes the plan")

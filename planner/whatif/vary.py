@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from planner.specs.cluster import ClusterSpec, PoolSpec
-from planner.specs.errors import UsageError
+from planner.specs.errors import HwplanError, UsageError
 from planner.specs.load import load_device
 
 Value = int | float | str
@@ -203,8 +203,10 @@ def _device(name: str, pool: PoolSpec, where: str) -> str:
     """The device type as a pool names it, checked."""
     try:
         profile = load_device(name)
-    except UsageError as error:
-        raise UsageError(error.problem, field=where, value=name, fix=error.fix) from None
+    except HwplanError as error:
+        what = error.render().partition("\n")[0]
+        fix = error.fix or "correct the profile"
+        raise UsageError(f"no usable device: {what}", field=where, fix=fix) from None
     if profile.is_cpu != (pool.cpu_cores is not None):
         _refuse(
             where,
