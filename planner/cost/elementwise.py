@@ -22,10 +22,10 @@ EPILOGUE_PASSES = {
     Epilogue.BIAS: Pass(),
     Epilogue.BIAS_RELU: Pass(matrices=2, operators=1),
     Epilogue.BIAS_SIGMOID: Pass(matrices=2, operators=1),
-    Epilogue.CROSS: Pass(matrices=6, operators=2),
+    Epilogue.CROSS: Pass(matrices=4, operators=1),
 }
-"""What follows a product of the vendor's library, which can only add a bias. Cross: multiply, then
-add, each with two operands read and one result written."""
+"""What follows a product of the vendor's library, which can only add a bias. Cross: three operands
+read and one result written."""
 
 
 def activation_bytes_per_element(precision: Dtype) -> int:

@@ -131,10 +131,10 @@ def test_vendor_kernels_pay_for_relu_and_cross_as_operators(device: str) -> None
     layers = model.interaction.num_layers
     activated = [*model.bottom_mlp, *model.top_mlp[:-1]]
     width = model.bottom_mlp[-1] + model.pooled_width
-    # ReLU reads and writes its output; a cross layer's multiplication and addition read two
-    # operands and write one each; the bottom's output and the embeddings are copied together.
-    moved = 4 * 512 * (2 * sum(activated) + 6 * layers * width + 2 * width)
-    operators = len(activated) + 2 * layers + 1
+    # ReLU reads and writes its output; a cross layer's tail reads three operands and writes one;
+    # the bottom's output and the embeddings are copied together.
+    moved = 4 * 512 * (2 * sum(activated) + 4 * layers * width + 2 * width)
+    operators = len(activated) + layers + 1
     products = [
         gemm_seconds(ctx.device, gemm.m, gemm.n, gemm.k, Dtype.FP32)
         for gemm in enumerated(model, 512, False).elements()

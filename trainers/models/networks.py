@@ -58,7 +58,7 @@ class CrossTail(nn.Linear):
         self, x: torch.Tensor, x0: torch.Tensor, xl: torch.Tensor
     ) -> torch.Tensor:
         """x_0 * (W x + b) + x_l: [batch, rank] and twice [batch, width] to [batch, width]."""
-        return x0 * super().forward(x) + xl
+        return torch.addcmul(xl, x0, super().forward(x))
 
 
 class CrossNetwork(nn.Module):
