@@ -63,7 +63,7 @@ class Sweep(Spec):
     """More samples/s; less of the others."""
     rows: tuple[Row, ...]
     plans_made: NonNegativeInt
-    """Points less those that the plan of a larger cluster answered."""
+    """Points less those that the proven plan of a larger cluster answered."""
 
 
 def planned_point(plan: Plan) -> PlannedPoint:
@@ -87,8 +87,13 @@ class _Known:
     point: Point
     plan: Plan
 
+    @property
+    def proven(self) -> bool:
+        """Whether the search ended within its gap; else one of a smaller cluster may do better."""
+        return self.plan.solver.status == "optimal"
+
     def answers(self, point: Point) -> bool:
-        """Whether this plan is a plan of ``point`` too, with as good a bound.
+        """Whether this plan is a plan of ``point`` too, with a bound that holds there.
 
         The search may leave nodes out, so it covered every plan of a smaller cluster; one that
         uses no more than that has is its best as well.
@@ -160,15 +165,16 @@ def _row(point: Point, model: ModelSpec, options: SearchOptions, known: list[_Kn
     settings = dict(point.settings)
     if point.cluster is None:
         return Row(settings=settings, planned=None, why_not=NO_NODES)
-    answer = next((one for one in known if one.answers(point)), None)
-    if answer is None:
+    answers = [one for one in known if one.answers(point)]
+    if not any(one.proven for one in answers):
         try:
             plan = plan_job(point.cluster, model, point.global_batch, options)
         except InfeasibleError as error:
             return Row(settings=settings, planned=None, why_not=error.problem)
-        answer = _Known(point, plan)
-        known.append(answer)
-    return Row(settings=settings, planned=planned_point(answer.plan))
+        known.append(_Known(point, plan))
+        answers.append(known[-1])
+    best = max(answers, key=lambda one: (one.proven, one.plan.predicted.samples_per_s))
+    return Row(settings=settings, planned=planned_point(best.plan))
 
 
 def _marked(
