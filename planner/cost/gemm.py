@@ -5,17 +5,18 @@ C[m, n] = A[m, k] B[k, n], e bytes an element. For a tile m_T x n_T, k in steps 
 
     tiles = ceil(m/m_T) ceil(n/n_T) s batch            steps = ceil(k / (s k_T))
     waves = (1 - o) ceil(tiles/N_CU) + o max(tiles/N_CU, 1)
-    step  = max(compute + narrow loads, l2, t_step)
+    step  = max(compute + element loads, l2, t_step)
     t     = t_launch + waves t_fill + ((waves steps step)^3 + hbm^3)^(1/3) + store + reduce
 
 * waves: the units of the last wave that have no tile are idle; the share o of that is hidden, by
   smaller tiles at the end or by splitting them along k (stream-K, persistent kernels).
-* compute: 2 m_T n_T k_T FLOP at one unit's share of the peak; 32-bit operands of matrix units that
-  are not contiguous along k are transposed first, which costs a share of the rate for each.
+* compute: 2 m_T n_T k_T FLOP at one unit's share of the peak. fp32 on vector units (c > 0) reads
+  operands from shared memory besides: times 1 + c (1/m_T + 1/n_T).
 * l2: operands of a step over one unit's share of the L2's bandwidth.
-* narrow rows, no multiples of 16 bytes, exclude the kernels that load tiles by bulk copies: the
-  others issue (m_T + n_T) k_T e / (load width) loads besides. A product with a vector has kernels of
-  its own, which do not mind.
+* element loads: rows that are no multiple of 16 bytes exclude the kernels that load tiles by bulk
+  copies: the others issue (m_T + n_T) k_T e / (load width) loads. Matrix units want 32-bit operands
+  contiguous along k: tf32 operands that are not are transposed, element by element.
+* A product with a vector has kernels of its own: neither compute nor element loads limit them.
 * t_step: latency of a step, however small the tile.
 * loop and memory overlap, but less where they meet: hence the third powers.
 * hbm: A, unless the kernel before left it in the L2; B, unless five of its size fit there too.
@@ -63,12 +64,15 @@ VECTOR_BYTES = 16
 COPIES_OF_B = 5
 """B of this many products pass between two uses of one: weights of a few layers."""
 OPERANDS_ACROSS_K = {Layout.NT: 0, Layout.NN: 1, Layout.TN: 2}
-"""How many of A and B are not contiguous along k."""
+"""Operands that are not contiguous along k: none, B, both."""
 
 _M_T, _N_T, _S = (
     np.array(column, dtype=np.float64)
     for column in zip(*((m, n, s) for m, n in TILES for s in SPLITS), strict=True)
 )
+
+
+_ANY_ROWS, _ALONG_K, _MATRIX = (np.array([[value]]) for value in (float(VECTOR_BYTES), 0.0, 1.0))
 
 
 class Machine(NamedTuple):
@@ -87,9 +91,10 @@ class Machine(NamedTuple):
     step_s: float
     reduce_s: float
     narrow_load_s: float
+    transposed_load_s: float
+    vector_operands: float
+    """c of the formula."""
     wave_overlap: float
-    transposed_share: float
-    """Of the rate, for each operand that is not contiguous along k."""
 
 
 class Core(NamedTuple):
@@ -128,11 +133,10 @@ def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
         UsageError: the device cannot multiply in ``dtype``.
     """
     gemm = device.gemm
-    efficiency = gemm.fp32_efficiency if dtype is Dtype.FP32 else gemm.compute_efficiency
     hbm = device.memory.hbm_bytes_per_s.value * gemm.hbm_efficiency.value
     return Machine(
         units=device.compute.units.value,
-        flops_per_s=peak_flops_per_s(device, dtype) * efficiency.value,
+        flops_per_s=peak_flops_per_s(device, dtype) * gemm.compute_efficiency.value,
         hbm_bytes_per_s=hbm,
         l2_bytes_per_s=hbm * gemm.l2_over_hbm.value,
         store_bytes_per_s=hbm * gemm.store_over_hbm.value,
@@ -143,10 +147,11 @@ def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
         fill_s=gemm.fill_s.value,
         step_s=gemm.step_s.value,
         reduce_s=gemm.reduce_s.value,
-        # fp32 has no faster kernels to miss.
+        # Vector units have no bulk copies to miss.
         narrow_load_s=0.0 if dtype is Dtype.FP32 else gemm.narrow_load_s.value,
+        transposed_load_s=gemm.transposed_load_s.value if dtype is Dtype.TF32 else 0.0,
+        vector_operands=gemm.vector_operands.value if dtype is Dtype.FP32 else 0.0,
         wave_overlap=gemm.wave_overlap.value,
-        transposed_share=gemm.transposed_efficiency.value if dtype is Dtype.TF32 else 1.0,
     )
 
 
@@ -168,10 +173,7 @@ def core(device: DeviceProfile, dtype: Dtype) -> Core:
 
 
 def load_bytes(gemm: Gemm, element_bytes: int) -> int:
-    """Widest load, at most 16 bytes, that divides every row of A, B and C, of which none is a
-    vector."""
-    if 1 in gemm[:3]:
-        return VECTOR_BYTES
+    """Widest load, at most 16 bytes, that divides every row of A, B and C."""
     row = gemm.m if gemm.layout is Layout.TN else gemm.k
     return math.gcd(VECTOR_BYTES, row * element_bytes, gemm.n * element_bytes)
 
@@ -182,15 +184,17 @@ def candidate_seconds(
     n: Array,
     k: Array,
     batch: Array,
-    load_bytes: Array | float = VECTOR_BYTES,
-    across_k: Array | float = 0,
+    load_bytes: Array = _ANY_ROWS,
+    across_k: Array = _ALONG_K,
+    is_matrix: Array = _MATRIX,
 ) -> Array:
     """Seconds of every product (rows) under every candidate (columns: ``TILES`` x ``SPLITS``).
 
     Args:
         m, n, k, batch: one column vector each, shape (products, 1).
         load_bytes: widest load that the rows of A, B and C allow.
-        across_k: how many of A and B are not contiguous along k.
+        across_k: how many of B and A are not contiguous along k (1: B).
+        is_matrix: 0 for a product with a vector, else 1.
     """
     element_bytes = machine.element_bytes
     step_k = STEP_BYTES / element_bytes
@@ -199,12 +203,14 @@ def candidate_seconds(
     waves = (1 - idle_hidden) * np.ceil(filled) + idle_hidden * np.maximum(filled, 1)
     steps = np.ceil(k / (_S * step_k))
 
-    unit_flops_per_s = machine.flops_per_s / machine.units * machine.transposed_share**across_k
-    compute_s = 2 * _M_T * _N_T * step_k / unit_flops_per_s
-    loads = np.where(load_bytes < VECTOR_BYTES, STEP_BYTES / load_bytes, 0) * (_M_T + _N_T)
+    compute_s = 2 * _M_T * _N_T * step_k / (machine.flops_per_s / machine.units)
+    compute_s = compute_s * (1 + machine.vector_operands * (1 / _M_T + 1 / _N_T))
+    narrow_loads = np.where(load_bytes < VECTOR_BYTES, STEP_BYTES / load_bytes, 0) * (_M_T + _N_T)
+    transposed_loads = step_k * ((across_k > 0) * _N_T + (across_k > 1) * _M_T)
+    loads_s = narrow_loads * machine.narrow_load_s + transposed_loads * machine.transposed_load_s
     l2_bytes = (np.minimum(_M_T, m) + np.minimum(_N_T, n)) * STEP_BYTES
     l2_s = l2_bytes / (machine.l2_bytes_per_s / machine.units)
-    busy_s = np.maximum(compute_s + loads * machine.narrow_load_s, l2_s)
+    busy_s = np.maximum(is_matrix * (compute_s + loads_s), l2_s)
     loop_s = waves * steps * np.maximum(busy_s, machine.step_s)
 
     a_bytes, b_bytes = m * k * batch * element_bytes, k * n * batch * element_bytes
@@ -234,12 +240,17 @@ def library_seconds(machine: Machine, gemms: Sequence[Gemm]) -> Array:
     element_bytes = int(machine.element_bytes)
     columns = np.array(
         [
-            (*gemm[:4], load_bytes(gemm, element_bytes), OPERANDS_ACROSS_K[gemm.layout])
+            (
+                *gemm[:4],
+                load_bytes(gemm, element_bytes),
+                OPERANDS_ACROSS_K[gemm.layout],
+                1 not in gemm[:3],
+            )
             for gemm in gemms
         ],
         dtype=np.float64,
     )
-    seconds = candidate_seconds(machine, *(columns[:, index : index + 1] for index in range(6)))
+    seconds = candidate_seconds(machine, *(columns[:, index : index + 1] for index in range(7)))
     return np.asarray(seconds.min(axis=1))
 
 

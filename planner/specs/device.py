@@ -79,10 +79,6 @@ class GemmProfile(Spec):
 
     compute_efficiency: Constant
     """Share of the matrix peak that a full tile reaches."""
-    fp32_efficiency: Constant
-    """The same for fp32; where there is a matrix peak in fp32, of that."""
-    transposed_efficiency: Constant
-    """tf32: share of the rate that is left for each operand that is not contiguous along k."""
     hbm_efficiency: Constant
     l2_over_hbm: Constant
     """L2 bandwidth as a multiple of HBM bandwidth."""
@@ -99,6 +95,11 @@ class GemmProfile(Spec):
     """Added once by split-K's reduction."""
     narrow_load_s: Constant
     """Of one load by one unit, where rows are no multiple of 16 bytes."""
+    transposed_load_s: Constant
+    """Of one tf32 element by one unit, where the operand is not contiguous along k."""
+    vector_operands: Constant
+    """fp32 on vector units: reads of the operands over multiplications, in a tile of side one; 0
+    where fp32 has matrix units."""
     wave_overlap: Constant
     """Share of the last wave's idle time that other work fills, 0 to 1."""
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fit_gemm import SWEEP, errors, measured_rows, split, swept_rows
+from benchmarks.fit_gemm import SWEEP, SWEEP_NOISE_S, errors, measured_rows, split, swept_rows
 from planner.cost.gemm import (
     SPLITS,
     TILES,
@@ -37,8 +37,9 @@ SIMPLE = Machine(
     step_s=1e-8,
     reduce_s=5e-7,
     narrow_load_s=1e-9,
+    transposed_load_s=2e-9,
+    vector_operands=0.0,
     wave_overlap=0.0,
-    transposed_share=0.5,
 )
 """Nothing stays in its L2 of one byte."""
 
@@ -55,7 +56,8 @@ def seconds_of(
     **more: float,
 ) -> float:
     columns = [np.array([[float(size)]]) for size in (*shape, 1)]
-    return float(candidate_seconds(machine, *columns, **more)[0, candidate(tile, split_k)])
+    other = {name: np.array([[value]]) for name, value in more.items()}
+    return float(candidate_seconds(machine, *columns, **other)[0, candidate(tile, split_k)])
 
 
 def overlapped(*seconds: float) -> float:
@@ -119,24 +121,49 @@ def test_narrow_rows_cost_loads() -> None:
     )
 
 
-def test_transposed_operands_of_tf32_cost_rate() -> None:
-    base, both = (seconds_of((256, 256, 8192), (128, 128), 1, across_k=n) for n in (0, 2))
-    assert both / base == pytest.approx(4, rel=0.02)
+def test_operands_across_k_are_transposed_by_element() -> None:
+    # 128 x 64 tile, steps of 64: B has 64 * 64 elements a step, A and B 192 * 64, at 2 ns each.
+    hbm_s = (128 + 64) * 64 * 2 / 1e12
+    compute_s = 2 * 128 * 64 * 64 / 1e12
+    along, b_across, both = (seconds_of((128, 64, 64), (128, 64), 1, across_k=n) for n in (0, 1, 2))
+    for seconds, columns in ((b_across, 64), (both, 192)):
+        assert seconds - along == pytest.approx(
+            overlapped(compute_s + columns * 64 * 2e-9, hbm_s) - overlapped(compute_s, hbm_s)
+        )
+
+
+def test_layouts_differ_in_tf32_only() -> None:
     gemms = [Gemm(8192, 2048, 2048, layout=layout) for layout in Layout]
     for dtype, slower in ((Dtype.TF32, True), (Dtype.BF16, False)):
         nt, nn, tn = gemms_seconds(load_device("h200"), gemms, dtype)
         assert (nt < nn < tn) is slower
 
 
+def test_vector_units_read_operands_besides() -> None:
+    # c = 16: a 128 x 128 tile takes 1 + 16 / 64 times as long, a 64 x 16 tile 1 + 0.25 + 1.
+    vector = SIMPLE._replace(vector_operands=16.0, hbm_bytes_per_s=1e30, step_s=0.0)
+    for tile, factor in (((128, 128), 1.25), ((64, 16), 2.25)):
+        loop_s = 8 * 2 * tile[0] * tile[1] * 64 / 1e12 * factor
+        expected = 1e-6 + 1e-7 + loop_s + tile[0] * tile[1] * 2 / 2e12
+        assert seconds_of((*tile, 512), tile, 1, vector) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_product_with_a_vector_is_as_fast_as_memory() -> None:
+    # C = A b: 1 MB of A in 32 tiles, 8 waves. Loads of the L2: (256 + 1) * 128 bytes a step.
+    l2_s = 8 * 8 * 257 * 128 / 1e12
+    hbm_s = (8192 * 512 + 512) * 2 / 1e12
+    expected = 1e-6 + 8 * 1e-7 + overlapped(l2_s, hbm_s) + 8192 * 2 / 2e12
+    found = seconds_of((8192, 1, 512), (256, 64), 1, is_matrix=0, load_bytes=2)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("gemm", "element_bytes", "expected"),
     [
         (Gemm(13, 512, 64), 2, 16),
-        (Gemm(8192, 1, 13), 2, 16),
         (Gemm(512, 512, 13), 2, 2),
         (Gemm(512, 100, 512), 2, 8),
         (Gemm(512, 27, 512), 4, 4),
-        (Gemm(8192, 1, 256), 2, 16),
         (Gemm(27, 512, 8191, layout=Layout.TN), 2, 2),
         (Gemm(512, 512, 8191, layout=Layout.TN), 2, 16),
         (Gemm(513, 16, 512, layout=Layout.NN), 2, 16),
@@ -236,15 +263,16 @@ def test_no_product_of_a_layer_shrinks_with_the_batch(
 
 @pytest.mark.parametrize(
     ("device", "largest_mape", "least_spearman"),
-    [("h200", 0.08, 0.995), ("h100", 0.09, 0.995), ("b200", 0.10, 0.99), ("mi355x", 0.105, 0.97)],
+    [("h200", 0.07, 0.995), ("h100", 0.07, 0.995), ("b200", 0.09, 0.99), ("mi355x", 0.105, 0.97)],
 )
-def test_shipped_constants_predict_measured_gemms(
+def test_shipped_constants_predict_held_out_gemms(
     device: str, largest_mape: float, least_spearman: float
 ) -> None:
     data_file("gemm/nvidia_bf16_linear_measured.csv.gz")
     data_file("gemm/amd_bf16_gemm_measured.csv")
-    _, held_out = split(measured_rows(device), seed=11)
-    found = errors(load_device(device), held_out[:1000])
+    # The profiles carry the fit of seed 0, which saw none of these (N, K) pairs.
+    _, held_out = split(measured_rows(device), seed=0)
+    found = errors(load_device(device), held_out[:1500])
     assert found["mape"] < largest_mape
     assert found["spearman"] > least_spearman
     assert abs(found["median_bias"]) < 0.05
@@ -255,9 +283,9 @@ def test_odd_sizes_other_layouts_and_dtypes_on_an_h200() -> None:
     rows = swept_rows("h200")
     device = load_device("h200")
     assert errors(device, rows)["spearman"] > 0.95
-    # Above 50 us, where noise of a few us does not count.
-    long = [row for row in rows if row.seconds > 50e-6]
-    assert errors(device, long)["mape"] < 0.2
+    # Where launch noise of a few us does not count.
+    long = [row for row in rows if row.seconds > SWEEP_NOISE_S]
+    assert errors(device, long)["mape"] < 0.15
 
 
 def test_pricing_takes_microseconds() -> None:
