@@ -16,7 +16,7 @@ from planner.cost.elementwise import (
     elementwise_seconds,
     epilogue_seconds,
 )
-from planner.cost.gemm import Shape, gemms_seconds
+from planner.cost.gemm import gemms_seconds
 from planner.kernels.select import LARGEST_SIZE, planned_seconds
 from planner.specs.device import DeviceProfile
 from planner.specs.kernels import Gemm
@@ -45,8 +45,7 @@ def product_seconds(
     if kernels == "preselected" and in_range:
         seconds = planned_seconds(device, precision, gemms).tolist()
     else:
-        shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]
-        alone = gemms_seconds(device, shapes, precision)
+        alone = gemms_seconds(device, gemms, precision)
         seconds = [
             product_s + epilogue_seconds(device, precision, gemm)
             for gemm, product_s in zip(gemms, alone, strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.elementwise import epilogue_seconds
-from planner.cost.gemm import Shape, gemms_seconds
+from planner.cost.gemm import gemms_seconds
 from planner.cost.triton_gemm import LoopWork, Products, kernel_seconds, loop_work
 from planner.cost.triton_machine import triton_machine
 from planner.kernels.candidates import TileFamily, tile_candidates
@@ -103,8 +103,7 @@ def _margin(device: DeviceProfile) -> float:
 
 def _vendor_seconds(device: DeviceProfile, dtype: Dtype, gemms: Sequence[Gemm]) -> Array:
     """The vendor library's product and, for an epilogue that it lacks, one pass over C."""
-    shapes = [Shape(gemm.m, gemm.n, gemm.k, gemm.batch) for gemm in gemms]
-    product_s = np.array(gemms_seconds(device, shapes, dtype), dtype=np.float64)
+    product_s = np.array(gemms_seconds(device, gemms, dtype), dtype=np.float64)
     pass_s = np.array([epilogue_seconds(device, dtype, gemm) for gemm in gemms], dtype=np.float64)
     return np.asarray(product_s + pass_s)
 
