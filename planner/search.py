@@ -22,6 +22,7 @@ from planner.assemble import assemble, freshest, with_batch
 from planner.baselines.naive import naive_choice
 from planner.crew import Crew
 from planner.evaluate import MS, Evaluation, evaluate
+from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import no_crew, unreachable_batch
 from planner.specs.cluster import ClusterSpec
@@ -168,7 +169,8 @@ class Search:
                 return
             if crew.dense_s(root) > enough_s or crew.bound_s(root) > enough_s:
                 continue
-            scored = self.score(crew, crew.balanced(root))
+            goal = Goal(enough_s=enough_s, hopeless_s=enough_s, quick=True)
+            scored = self.score(crew, crew.balanced(root), goal)
             if scored is not None and scored.step_s <= enough_s:
                 self.best = scored
                 return
@@ -237,8 +239,16 @@ class Search:
             if child is not None:
                 yield max(bound_s, crew.dense_s(child)), child
 
-    def score(self, crew: Crew, split: tuple[int, ...]) -> Scored | None:
-        """Solve every pool at a split and evaluate the job; None if a pool finds no placement."""
+    def score(self, crew: Crew, split: tuple[int, ...], goal: Goal | None = None) -> Scored | None:
+        """Solve every pool at a split and evaluate the job; None if a pool finds no placement.
+
+        Args:
+            goal: for every pool; left out: whether the best plan so far can be beaten by more than
+                the gap asked for.
+        """
+        if goal is None:
+            best_s = self.best.step_s if self.best else float("inf")
+            goal = Goal(hopeless_s=best_s / (1 + self.options.mip_gap))
         key = (crew.label, split)
         if key in self.scored:
             return self.scored[key]
@@ -246,7 +256,7 @@ class Search:
         waits = crew.waits(split)
         for study, batch in zip(crew.studies, split, strict=True):
             study.options = self.solver_options
-            one = study.solve(batch, waits)
+            one = study.solve(batch, waits, goal)
             if one is None:
                 return None
             solved.append(one)

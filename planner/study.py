@@ -6,6 +6,7 @@ affair, and the job's step is at least that of each pool alone.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from planner.cost.step import EXCHANGE_PREFIX, StepGraph
 from planner.evaluate import placement_of
 from planner.ilp.bounds import lean, relax, without_hopeless
 from planner.ilp.options import pool_program, table_classes
-from planner.ilp.pool import PoolSolution, solve_pool
+from planner.ilp.pool import Goal, PoolSolution, solve_pool
 from planner.ilp.program import PoolProgram, TableClass
 from planner.ilp.solve import SolverOptions
 from planner.specs.cluster import BridgeSpec, PoolSpec
@@ -247,14 +248,21 @@ class PoolStudy:
 
         Then neither is the step, where memory is no obstacle: the loads are the same.
         """
-        if policy.recompute != "none" or other.recompute != "none":
-            return False
+        return self._head_start_s(batch, policy, other) == 0
+
+    def _head_start_s(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> float:
+        """How much shorter a step can be under ``policy`` than under ``other`` at most, where
+        memory is no obstacle.
+
+        The loads are the same and a path holds each operation once, so the longest path is shorter
+        by the sum of what operations are faster at most.
+        """
         pairs = zip(
             self.graph(batch, policy).operations,
             self.graph(batch, other).operations,
             strict=True,
         )
-        return all(mine.seconds >= theirs.seconds for mine, theirs in pairs)
+        return sum(max(0.0, theirs.seconds - mine.seconds) for mine, theirs in pairs)
 
     def _bounds(self, batch: int, policy: MemoryPolicy, waits: Waits) -> list[Candidate]:
         again = policy.model_copy(update={"recompute": "full"})
@@ -275,27 +283,46 @@ class PoolStudy:
             found.append(Candidate(choice, bound_s))
         return found
 
-    def solve(self, batch: int, waits: Waits = ()) -> Solved | None:
+    def solve(self, batch: int, waits: Waits = (), goal: Goal | None = None) -> Solved | None:
         """The best placements over all policies; None if none was found.
 
         Raises the bounds of the policies that it solves.
+
+        Args:
+            goal: of the caller. Ask for less and less of the same batch, not for more: what was
+                found for one goal is the answer to the next one too.
         """
         key = (batch, waits)
         if key not in self._solved:
-            self._solved[key] = self._solve(batch, waits)
+            self._solved[key] = self._solve(batch, waits, goal or Goal())
         return self._solved[key]
 
-    def _solve(self, batch: int, waits: Waits) -> Solved | None:
+    def _solve(self, batch: int, waits: Waits, goal: Goal) -> Solved | None:
         best: tuple[float, MemoryPolicy, PoolSolution] | None = None
         refined = list(self.candidates(batch, waits))
-        for index, candidate in enumerate(refined):
+        settled: list[MemoryPolicy] = []
+        deadline = time.monotonic() + self.options.time_limit_s
+        for index in range(len(refined)):
+            candidate = refined[index]
             policy, bound_s = candidate.policy, candidate.bound_s
-            if not np.isfinite(bound_s):
+            if not np.isfinite(bound_s) or bound_s >= goal.hopeless_s:
                 continue
-            if best is not None and best[0] <= bound_s * (1 + self.options.mip_gap):
+            enough_s = max(bound_s * (1 + self.options.mip_gap), goal.enough_s)
+            if best is not None and best[0] <= enough_s:
                 break
-            solution = self._placements(batch, policy, waits)
+            if any(self._never_faster(batch, policy, other) for other in settled):
+                continue
+            left_s = max(deadline - time.monotonic(), 0.0)
+            options = replace(self.options, time_limit_s=left_s)
+            solution = self._placements(batch, policy, waits, goal, options)
+            if solution.assignment is not None and solution.roomy_bound_s == solution.bound_s:
+                # Memory had no part in it: another policy can only be as good if it is faster.
+                settled.append(policy)
             refined[index] = replace(candidate, bound_s=max(bound_s, solution.bound_s))
+            for later in range(index + 1, len(refined)):
+                other = refined[later]
+                known_s = solution.roomy_bound_s - self._head_start_s(batch, other.policy, policy)
+                refined[later] = replace(other, bound_s=max(other.bound_s, known_s))
             if solution.assignment is not None and (best is None or solution.step_s < best[0]):
                 best = solution.step_s, policy, solution
         key = (batch, waits)
@@ -306,19 +333,26 @@ class PoolStudy:
 
     def solve_under(self, batch: int, policy: MemoryPolicy) -> Solved | None:
         """The best placements under one policy; None if none was found."""
-        solution = self._placements(batch, policy, ())
+        solution = self._placements(batch, policy, (), Goal(), self.options)
         if solution.assignment is None:
             return None
         return self._as_solved(batch, policy, solution)
 
-    def _placements(self, batch: int, policy: MemoryPolicy, waits: Waits) -> PoolSolution:
+    def _placements(
+        self,
+        batch: int,
+        policy: MemoryPolicy,
+        waits: Waits,
+        goal: Goal,
+        options: SolverOptions,
+    ) -> PoolSolution:
         self.programs_solved += 1
 
         def waiting(spill: bool) -> PoolProgram | None:
             program = self.program(batch, policy, spill)
             return None if program is None else program.waiting(dict(waits))
 
-        return solve_pool(waiting(False), self.options, wider=lambda: waiting(True))
+        return solve_pool(waiting(False), options, lambda: waiting(True), goal)
 
     def _as_solved(self, batch: int, policy: MemoryPolicy, solution: PoolSolution) -> Solved:
         assert solution.program is not None and solution.assignment is not None

@@ -44,9 +44,10 @@ Program:
     (10) L[c] >= sum_{g,o} M[g,o,c] x[g,o],   M = A + sum_k P mu_k / (R or N)
     (11) cap[b] >= sum_{g,o} M[g,o,b] x[g,o]
     (12) L[c] >= S[c] + P[g,o,k,c] z[g,o];   x[g,o] <= m_g z[g,o]
-    (13) L[c] >= S[c] + h q[c,h];   R q[c,h] >= sum_{P[g,o,k,c] >= h} mu_k x[g,o];   q integer
-         (some rank holds at least the rounded-up mean number of rank pieces of load h or more;
-         for a few large h, and only where integers are kept)
+    (13) L[c] >= S[c] + h q[c,h];   R q[c,h] >= sum floor(P[g,o,k,c] / h) mu_k x[g,o];   q integer
+         (pieces hold whole multiples of h, and some rank holds at least the rounded-up mean number
+         of them; likewise for node pieces and N; for a few large h, and only where integers are
+         kept)
 
 (11) and (12) hold for memory alike, with cap[b] in the place of L[c].
 
@@ -81,8 +82,19 @@ class Formulation:
     problem: pulp.LpProblem
     unit_s: float
     """Seconds in one unit of the objective."""
+    step: pulp.LpVariable
+    """T."""
+    slowest: dict[int, pulp.LpVariable] = field(default_factory=dict)
+    """L by component."""
+    everywhere: dict[int, pulp.LpVariable] = field(default_factory=dict)
+    """S by component."""
     x: list[list[pulp.LpVariable]] = field(default_factory=list)
     y: dict[PieceKey, list[pulp.LpVariable]] = field(default_factory=dict)
+
+    @property
+    def solved(self) -> bool:
+        """Whether the variables hold a solution."""
+        return self.step.value() is not None
 
     def counts(self) -> list[list[int]]:
         """Tables of each class that take each option, in the solution."""
@@ -113,12 +125,12 @@ class Formulation:
 
 def exact(program: PoolProgram, unit_s: float) -> Formulation:
     """Equations (1) to (9): its optimum is the pool's optimum."""
-    form, slowest, everywhere = _common(program, unit_s, memory=True)
-    problem = form.problem
+    form = _common(program, unit_s, memory=True)
+    problem, slowest, everywhere = form.problem, form.slowest, form.everywhere
     terms: list[dict[int, list[tuple[pulp.LpVariable, float]]]] = [
         {c: [] for c in everywhere} for _ in range(program.ranks)
     ]
-    scale = _scale(program, unit_s)
+    scale = scales(program, unit_s)
     for g, loads in enumerate(program.loads):
         most = len(program.classes[g].tables)
         for o, option in enumerate(loads):
@@ -130,7 +142,7 @@ def exact(program: PoolProgram, unit_s: float) -> Formulation:
                     for p in range(places)
                 ]
                 form.y[g, o, k] = y
-                problem += _sum([(v, 1.0) for v in y] + [(form.x[g][o], -mu)]) == 0  # (6)
+                problem += expression([(v, 1.0) for v in y] + [(form.x[g][o], -mu)]) == 0  # (6)
                 for p, variable in enumerate(y):
                     landing = program.landing(shard.scope, p)
                     for r in range(landing.start, landing.stop):
@@ -140,12 +152,12 @@ def exact(program: PoolProgram, unit_s: float) -> Formulation:
     for rank in terms:
         for c, loaded in rank.items():
             limit = 1.0 if c in (HBM, HOST) else slowest[c]
-            problem += _sum([*loaded, (everywhere[c], 1.0)]) <= limit  # (7), (8)
+            problem += expression([*loaded, (everywhere[c], 1.0)]) <= limit  # (7), (8)
     for first, second in _ordered_ranks(program):
         c = program.times.components[0] if program.times.components else HBM
         pairs = [*terms[first][c], *((v, -load) for v, load in terms[second][c])]
         if pairs:
-            problem += _sum(pairs) >= 0  # (9)
+            problem += expression(pairs) >= 0  # (9)
     return form
 
 
@@ -163,9 +175,9 @@ def aggregate(
         counting: whether to include (13), which is of no use to the LP relaxation.
         until: minimise the end of this operation instead of the step.
     """
-    form, slowest, everywhere = _common(program, unit_s, memory, until)
-    problem = form.problem
-    scale = _scale(program, unit_s)
+    form = _common(program, unit_s, memory, until)
+    problem, slowest, everywhere = form.problem, form.slowest, form.everywhere
+    scale = scales(program, unit_s)
     for c in everywhere:
         limit = 1.0 if c in (HBM, HOST) else slowest[c]
         mean = [
@@ -174,7 +186,7 @@ def aggregate(
             for o, option in enumerate(loads)
             if option.mean[c] > 0
         ]
-        problem += _sum(mean) <= limit  # (10), (11)
+        problem += expression(mean) <= limit  # (10), (11)
     for g, loads in enumerate(program.loads):
         most = len(program.classes[g].tables)
         for o, option in enumerate(loads):
@@ -183,43 +195,43 @@ def aggregate(
             z = form.x[g][o]
             if most > 1:
                 z = problem.add_variable(f"z_{g}_{o}", 0, 1, pulp.LpInteger)
-                problem += _sum([(form.x[g][o], 1.0), (z, -most)]) <= 0
+                problem += expression([(form.x[g][o], 1.0), (z, -most)]) <= 0
             for c in everywhere:
                 limit = 1.0 if c in (HBM, HOST) else slowest[c]
                 largest = max(float(shard.load[c]) for shard in option.shards)
                 if largest > 0:
-                    problem += _sum([(everywhere[c], 1.0), (z, largest * scale(c))]) <= limit
+                    problem += expression([(everywhere[c], 1.0), (z, largest * scale(c))]) <= limit
     if counting:
-        _count_pieces(form, slowest, everywhere)
+        for scope in (Scope.RANK, Scope.NODE):
+            _count_pieces(form, scope)
     return form
 
 
-def _count_pieces(
-    form: Formulation,
-    slowest: dict[int, pulp.LpVariable],
-    everywhere: dict[int, pulp.LpVariable],
-) -> None:
-    """Equation (13)."""
-    program, scale = form.program, _scale(form.program, form.unit_s)
+def _count_pieces(form: Formulation, scope: Scope) -> None:
+    """Equation (13) for the pieces that land on a rank, or on a node."""
+    program, scale = form.program, scales(form.program, form.unit_s)
+    places = program.nodes if scope is Scope.NODE else program.ranks
     pieces = [
         (shard.load, form.x[g][o], len(shard.pieces))
         for g, loads in enumerate(program.loads)
         for o, option in enumerate(loads)
         for shard in option.shards
-        if shard.scope is Scope.RANK
+        if shard.scope is scope
     ]
-    for c in everywhere:
+    for c, everywhere in form.everywhere.items():
         sizes = sorted({float(load[c]) for load, _, _ in pieces if load[c] > 0}, reverse=True)
         large = [size for size in sizes if size >= sizes[0] * LARGE]
         for index, size in enumerate(large[:: max(1, len(large) // THRESHOLDS)]):
-            q = form.problem.add_variable(f"q_{c}_{index}", 0, None, pulp.LpInteger)
-            counted = [(x, float(mu)) for load, x, mu in pieces if load[c] >= size]
-            form.problem += _sum([*counted, (q, -float(program.ranks))]) <= 0
-            limit = 1.0 if c in (HBM, HOST) else slowest[c]
-            form.problem += _sum([(everywhere[c], 1.0), (q, size * scale(c))]) <= limit
+            q = form.problem.add_variable(f"q_{scope}_{c}_{index}", 0, None, pulp.LpInteger)
+            counted = [
+                (x, mu * float(load[c] // size)) for load, x, mu in pieces if load[c] >= size
+            ]
+            form.problem += expression([*counted, (q, -float(places))]) <= 0
+            limit = 1.0 if c in (HBM, HOST) else form.slowest[c]
+            form.problem += expression([(everywhere, 1.0), (q, size * scale(c))]) <= limit
 
 
-def _scale(program: PoolProgram, unit_s: float) -> Callable[[int], float]:
+def scales(program: PoolProgram, unit_s: float) -> Callable[[int], float]:
     """Base units of a component to the formulation's units."""
     room = {HBM: program.hbm_room_bytes, HOST: program.host_room_bytes}
 
@@ -231,13 +243,15 @@ def _scale(program: PoolProgram, unit_s: float) -> Callable[[int], float]:
 
 def _common(
     program: PoolProgram, unit_s: float, memory: bool, until: str | None = None
-) -> tuple[Formulation, dict[int, pulp.LpVariable], dict[int, pulp.LpVariable]]:
-    """Equations (1) to (5); L by component, S by component."""
+) -> Formulation:
+    """Equations (1) to (5)."""
     problem = pulp.LpProblem("placement", pulp.LpMinimize)
-    form = Formulation(program, problem, unit_s)
     step = problem.add_variable("T", 0)
+    form = Formulation(program, problem, unit_s, step)
     problem += step  # (1)
-    slowest = {c: problem.add_variable(f"L_{COMPONENTS[c]}", 0) for c in program.times.components}
+    form.slowest = slowest = {
+        c: problem.add_variable(f"L_{COMPONENTS[c]}", 0) for c in program.times.components
+    }
     predecessors = program.graph.predecessors()
     end: dict[str, pulp.LpVariable] = {}
     for index, operation in enumerate(program.graph.operations):
@@ -254,7 +268,7 @@ def _common(
                 problem += variable >= begin + last + operation.seconds / unit_s  # (3)
         if until in (None, operation.name):
             problem += step >= variable  # (2)
-    scale = _scale(program, unit_s)
+    scale = scales(program, unit_s)
     components = [*program.times.components, *((HBM, HOST) if memory else ())]
     parts: dict[int, list[tuple[pulp.LpVariable, float]]] = {c: [] for c in components}
     for g, (group, loads) in enumerate(zip(program.classes, program.loads, strict=True)):
@@ -264,18 +278,18 @@ def _common(
             for o in range(len(group.options))
         ]
         form.x.append(row)
-        problem += _sum([(variable, 1.0) for variable in row]) == most  # (4)
+        problem += expression([(variable, 1.0) for variable in row]) == most  # (4)
         for variable, option in zip(row, loads, strict=True):
             for c in components:
                 if option.everywhere[c] > 0:
                     parts[c].append((variable, option.everywhere[c] * scale(c)))
-    everywhere = {c: problem.add_variable(f"S_{COMPONENTS[c]}", 0) for c in components}
+    form.everywhere = {c: problem.add_variable(f"S_{COMPONENTS[c]}", 0) for c in components}
     for c, part in parts.items():
-        problem += _sum([*part, (everywhere[c], -1.0)]) == 0  # (5)
-    return form, slowest, everywhere
+        problem += expression([*part, (form.everywhere[c], -1.0)]) == 0  # (5)
+    return form
 
 
-def _sum(terms: list[tuple[pulp.LpVariable, float]]) -> pulp.LpAffineExpression:
+def expression(terms: list[tuple[pulp.LpVariable, float]]) -> pulp.LpAffineExpression:
     """The linear expression; a variable may occur several times."""
     total: dict[pulp.LpVariable, float] = {}
     for variable, factor in terms:

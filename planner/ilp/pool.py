@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.cost.load import Scope
+from planner.ilp.balance import balance
 from planner.ilp.bounds import SAFETY, lean, time_unit_s, without_hopeless
-from planner.ilp.formulation import aggregate, exact
-from planner.ilp.program import Assignment, PoolProgram
-from planner.ilp.rounding import improve, round_to_ranks
-from planner.ilp.solve import SolverOptions, Status, run
+from planner.ilp.formulation import Formulation, aggregate, exact
+from planner.ilp.program import HBM, HOST, Assignment, PoolProgram
+from planner.ilp.rounding import lighten, round_to_ranks
+from planner.ilp.solve import Outcome, SolverOptions, Status, run
+from planner.ilp.strata import heavies, stratified
 
 EXACT_PLACES = 600
 """Integer variables up to which the exact formulation is tried when rounding leaves a gap."""
@@ -18,6 +21,24 @@ EXACT_NODES = 2000
 """Its limit of branch-and-bound nodes."""
 ROOM_SHARES = (1.0, 0.95, 0.85, 0.7)
 """Shares of the room that the aggregate formulation may fill, until rounding succeeds."""
+STRATA_NODES = 3000
+"""Branch-and-bound nodes of a stratified program."""
+LEAST_S = 1.0
+"""Time for a program when there is none left."""
+CROWDED = 0.5
+"""Memory is no obstacle where tables fill less than this share of it on average."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a caller needs to know of a pool: no more is done."""
+
+    enough_s: float = 0.0
+    """A step this short need not get shorter."""
+    hopeless_s: float = float("inf")
+    """A pool bounded by this much need not be solved."""
+    quick: bool = False
+    """Take what rounding finds."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,8 @@ class PoolSolution:
     step_s: float
     bound_s: float
     status: Status
+    roomy_bound_s: float = 0.0
+    """The largest bound that holds whatever the memory."""
 
     @property
     def gap(self) -> float:
@@ -55,101 +78,188 @@ def solve_pool(
     program: PoolProgram | None,
     options: SolverOptions,
     wider: Callable[[], PoolProgram | None] | None = None,
+    goal: Goal | None = None,
 ) -> PoolSolution:
     """The shortest step of one pool, with a proven bound.
 
-    1. Ignoring memory, over the options that are best then: a bound for every placement.
-    2. Round it. If it fits and is within the gap, done.
-    3. Otherwise with memory and every option that is not dominated.
+    1. Ignoring memory, over the options that are best then: a bound for every placement. Its
+       counts rounded and balanced; if that fits and is within the gap, done.
+    2. The same with ranks, or nodes, told apart by their heavy pieces: tighter, and its counts
+       are often easier to balance.
+    3. If a gap is left and memory may be why: with memory, and every option that is not dominated.
     4. If that leaves a gap too and the pool is small, the exact formulation.
 
     Args:
         program: None if some table has no option that fits.
         wider: the program with options that take more time and less memory than those of
             ``program``; asked for only when step 2 does not do.
+        goal: stop as soon as it is reached, or out of reach.
     """
-    bound_s, best = 0.0, None
+    goal = goal or Goal()
+    refinement = _Refinement(options, goal)
     usable = None if program is None else without_hopeless(program)
     if usable is not None:
-        best, bound_s = _bound_and_round(lean(usable), False, 0.0, options)
-        if best is not None and best.step_s <= bound_s * (1 + options.mip_gap):
-            return _finished(best, bound_s, options)
+        refinement.aggregate(lean(usable), memory=False)
+        if not (refinement.done or goal.quick or _is_small(usable)):
+            refinement.stratify()
+        if refinement.done:
+            return refinement.solution()
     if wider is not None:
         widest = wider()
         usable = None if widest is None else without_hopeless(widest)
     if usable is None:
         return INFEASIBLE
-    again, bound_s = _bound_and_round(usable, True, bound_s, options)
-    best = _better(best, again)
-    if best is None or best.step_s > bound_s * (1 + options.mip_gap):
-        exactly, bound_s = _exactly(usable, bound_s, options)
-        best = _better(best, exactly)
-    if bound_s == float("inf"):
-        return INFEASIBLE
-    return _finished(best, bound_s, options)
+    small = _is_small(usable)
+    if small or refinement.crowded:
+        refinement.aggregate(usable, memory=True)
+    if not (refinement.done or goal.quick):
+        if small:
+            refinement.exactly(usable)
+        else:
+            refinement.stratify()
+    return refinement.solution()
 
 
-def _better(one: Found | None, other: Found | None) -> Found | None:
-    if one is None or other is None:
-        return one or other
-    return other if other.step_s < one.step_s else one
+class _Refinement:
+    """The best placement so far and the largest bound."""
 
+    def __init__(self, options: SolverOptions, goal: Goal) -> None:
+        self.options, self.goal = options, goal
+        self.deadline = time.monotonic() + options.time_limit_s
+        self.best: Found | None = None
+        self.bound_s = 0.0
+        self.roomy_bound_s = 0.0
+        self._solved: tuple[Formulation, bool] | None = None
+        """The last aggregate program with a solution, and whether memory is part of it."""
 
-def _finished(best: Found | None, bound_s: float, options: SolverOptions) -> PoolSolution:
-    if best is None:
-        return PoolSolution(None, None, float("inf"), bound_s, "unknown")
-    bound_s = min(bound_s, best.step_s)
-    proven = best.step_s <= bound_s * (1 + options.mip_gap) * (1 + 1e-9)
-    status: Status = "optimal" if proven else "feasible"
-    return PoolSolution(best.program, best.assignment, best.step_s, bound_s, status)
+    @property
+    def done(self) -> bool:
+        """Whether the gap is closed, the goal reached or out of reach, or the time over."""
+        if self.bound_s >= self.goal.hopeless_s:
+            return True
+        if self.best is None:
+            return False
+        return self.best.step_s <= self.enough_s or time.monotonic() > self.deadline
 
+    @property
+    def enough_s(self) -> float:
+        """A step that need not get shorter."""
+        return max(self.bound_s * (1 + self.options.mip_gap), self.goal.enough_s)
 
-def _bound_and_round(
-    program: PoolProgram, memory: bool, bound_s: float, options: SolverOptions
-) -> tuple[Found | None, float]:
-    """A placement, if rounding finds one, and the aggregate formulation's bound.
+    def run(self, form: Formulation, max_nodes: int | None = None) -> Outcome:
+        """Solve a program within the time left."""
+        left_s = max(self.deadline - time.monotonic(), LEAST_S)
+        return run(
+            form.problem,
+            replace(
+                self.options,
+                mip_gap=self.options.mip_gap / 4,
+                time_limit_s=left_s,
+                max_nodes=max_nodes or self.options.max_nodes,
+            ),
+        )
 
-    Largest-first may find no room for a solution that fits on average: then once more with less
-    room on average.
-    """
-    finer = replace(options, mip_gap=options.mip_gap / 4)
-    best_bound_s = bound_s
-    for share in ROOM_SHARES if memory else (1.0,):
-        tighter = program.with_room(share)
-        form = aggregate(tighter, time_unit_s(program), memory)
-        outcome = run(form.problem, finer)
-        if share == 1.0:
-            best_bound_s = max(bound_s, outcome.bound * form.unit_s * SAFETY)
-        if not outcome.found:
-            break
+    @property
+    def crowded(self) -> bool:
+        """Whether memory may keep better placements out."""
+        if self.best is None:
+            return True
+        program = self.best.program
+        mean = program.rank_loads(self.best.assignment).mean(axis=0)
+        return bool((mean[[HBM, HOST]] > CROWDED * program.room).any())
+
+    def solution(self) -> PoolSolution:
+        """What was found and proven."""
+        if self.bound_s == float("inf"):
+            return INFEASIBLE
+        best = self.best
+        if best is None:
+            step_s = float("inf")
+            return PoolSolution(None, None, step_s, self.bound_s, "unknown", self.roomy_bound_s)
+        bound_s = min(self.bound_s, best.step_s)
+        proven = best.step_s <= bound_s * (1 + self.options.mip_gap) * (1 + 1e-9)
+        assignment = lighten(best.program, best.assignment)
+        status: Status = "optimal" if proven else "feasible"
+        return PoolSolution(
+            best.program, assignment, best.step_s, bound_s, status, min(self.roomy_bound_s, bound_s)
+        )
+
+    def aggregate(self, program: PoolProgram, memory: bool) -> None:
+        """Step 1 or 3.
+
+        Largest-first may find no room for a solution that fits on average: then once more with
+        less room on average.
+        """
+        unit_s = time_unit_s(program)
+        whole: Formulation | None = None
+        for share in ROOM_SHARES if memory else (1.0,):
+            form = aggregate(program.with_room(share), unit_s, memory)
+            outcome = self.run(form)
+            if whole is None:
+                whole = form
+                self._raise_bound(outcome.bound * unit_s * SAFETY, memory)
+            if not outcome.found or self._round(program, form):
+                break
+        if whole is not None:
+            self._solved = (whole, memory) if whole.solved else None
+
+    def stratify(self) -> None:
+        """Step 2, for the program of the last step 1 or 3."""
+        if self.best is None or self._solved is None:
+            return
+        (whole, memory), self._solved = self._solved, None
+        program, unit_s = whole.program, whole.unit_s
+        for heavy in heavies(program, whole):
+            if self.done:
+                return
+            below_s = self.best.step_s
+            form = stratified(program, unit_s, memory, heavy, below_s, self.options)
+            if form is None:
+                self._raise_bound(below_s * SAFETY, memory)
+                return
+            outcome = self.run(form, STRATA_NODES)
+            self._raise_bound(min(below_s, outcome.bound * unit_s) * SAFETY, memory)
+            if outcome.found:
+                self._round(program, form)
+
+    def _raise_bound(self, bound_s: float, memory: bool) -> None:
+        self.bound_s = max(self.bound_s, bound_s)
+        if not memory:
+            self.roomy_bound_s = max(self.roomy_bound_s, bound_s)
+
+    def _round(self, program: PoolProgram, form: Formulation) -> bool:
+        """Put the counts of a solution on ranks; whether there was room."""
         rounded = round_to_ranks(program, form.counts())
-        if rounded is not None:
-            better = improve(program, rounded, best_bound_s, options.mip_gap)
-            step_s = program.step_s(program.rank_loads(better))
-            return Found(program, better, step_s), best_bound_s
-    return None, best_bound_s
+        if rounded is None:
+            return False
+        self._offer(program, balance(program, rounded, self.enough_s, self.deadline))
+        return True
+
+    def _offer(self, program: PoolProgram, assignment: Assignment) -> None:
+        step_s = program.step_s(program.rank_loads(assignment))
+        if self.best is None or step_s < self.best.step_s:
+            self.best = Found(program, assignment, step_s)
+
+    def exactly(self, program: PoolProgram) -> None:
+        """Step 4."""
+        form = exact(program, time_unit_s(program))
+        options = replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), LEAST_S))
+        outcome = run(form.problem, replace(options, max_nodes=EXACT_NODES))
+        self.bound_s = max(self.bound_s, outcome.bound * form.unit_s * SAFETY)
+        if not outcome.found:
+            return
+        found = form.assignment()
+        # The solver's tolerance may let a rank be overfull by a few bytes.
+        if program.fits(program.rank_loads(found)):
+            self._offer(program, found)
 
 
-def _exactly(
-    program: PoolProgram, bound_s: float, options: SolverOptions
-) -> tuple[Found | None, float]:
-    """The exact formulation's answer where it is small enough to solve."""
+def _is_small(program: PoolProgram) -> bool:
+    """Whether the exact formulation is tried."""
     places = sum(
         program.nodes if shard.scope is Scope.NODE else program.ranks
         for loads in program.loads
         for option in loads
         for shard in option.shards
     )
-    if places > EXACT_PLACES:
-        return None, bound_s
-    form = exact(program, time_unit_s(program))
-    outcome = run(form.problem, replace(options, max_nodes=EXACT_NODES))
-    bound_s = max(bound_s, outcome.bound * form.unit_s * SAFETY)
-    if not outcome.found:
-        return None, bound_s
-    found = form.assignment()
-    loads = program.rank_loads(found)
-    # The solver's tolerance may let a rank be overfull by a few bytes.
-    if not program.fits(loads):
-        return None, bound_s
-    return Found(program, found, program.step_s(loads)), bound_s
+    return places <= EXACT_PLACES

@@ -1,4 +1,4 @@
-"""From counts of options to ranks: largest piece first, then local search.
+"""From counts of options to ranks: largest piece first; and no load without need.
 
 An upper bound for the aggregate formulation's lower bound. Every candidate is scored by the step
 graph itself, many candidates per evaluation.
@@ -14,7 +14,7 @@ from planner.cost.load import COMPONENTS, Scope
 from planner.ilp.program import HBM, HOST, Assignment, Choice, Floats, OptionLoads, PoolProgram
 
 EFFORT = 1500
-"""Placements of a piece that local search may try; a count, so that equal inputs give equal
+"""Placements of a piece that ``lighten`` may try; a count, so that equal inputs give equal
 plans on any machine."""
 TIE = 1e-9
 """Steps closer than this (relative) count as equal."""
@@ -29,7 +29,7 @@ class Ranks:
         self.weights = weights
         """[C]: what a rank's load counts when the step does not decide."""
         self.effort = 0
-        """Placements of a piece that local search may still make."""
+        """Placements of a piece that may still be tried."""
 
     @property
     def step_s(self) -> float:
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def score(self) -> tuple[float, float]:
-        """What local search lowers: the step, then the loads (squares favour balance)."""
+        """What is lowered: the step, then the loads (squares favour balance)."""
         return self.step_s, float(np.square(self.loads @ self.weights).sum())
 
     def put(self, option: OptionLoads, pieces: int) -> tuple[int, ...] | None:
@@ -126,34 +126,19 @@ def round_to_ranks(program: PoolProgram, counts: Sequence[Sequence[int]]) -> Ass
     return tuple(tuple(choices) for choices in found)
 
 
-def improve(
-    program: PoolProgram,
-    assignment: Assignment,
-    bound_s: float,
-    mip_gap: float,
-    effort: int = EFFORT,
-) -> Assignment:
-    """Local search: take one table off a slowest rank and put it back in the best way.
+def lighten(program: PoolProgram, assignment: Assignment) -> Assignment:
+    """Tables one by one in the option and places that load the ranks least, the step no longer.
 
-    Then, with the step as it is, lighter options where they cost nothing. Stops when the step is
-    within ``mip_gap`` of ``bound_s``, nothing helps, or the effort is spent.
+    The programs look at the step alone, so their answers may load ranks for nothing.
     """
     choices = [list(row) for row in assignment]
     loads = program.rank_loads(assignment)
     ranks = Ranks(program, weights(program, loads.mean(axis=0)))
     ranks.loads = loads
-    ranks.effort = effort
-    helped = True
-    while helped and ranks.step_s > bound_s * (1 + mip_gap):
-        helped = any(
-            _reinsert(ranks, choices, g, t)
-            for g, t in _on_slowest_ranks(program, ranks, choices)
-            if ranks.effort > 0
-        )
-    ranks.effort = effort // 2
+    ranks.effort = EFFORT
     for g, row in enumerate(choices):
         for t in range(len(row)):
-            if len(row) == 1 and ranks.effort > 0:
+            if ranks.effort > 0:
                 _reinsert(ranks, choices, g, t)
     return tuple(tuple(row) for row in choices)
 
@@ -178,23 +163,3 @@ def _reinsert(ranks: Ranks, choices: list[list[Choice]], g: int, t: int) -> bool
     ranks.loads = best_loads
     choices[g][t] = best
     return best is not old
-
-
-def _on_slowest_ranks(
-    program: PoolProgram, ranks: Ranks, choices: list[list[Choice]]
-) -> list[tuple[int, int]]:
-    """Tables with a piece on a rank that holds up the step; one of each class and option."""
-    slowest = ranks.loads.max(axis=0)
-    sensitive = np.flatnonzero(program.times.sensitivity(slowest) > 0)
-    holding = {int(rank) for rank in ranks.loads[:, sensitive].argmax(axis=0)}
-    found: dict[tuple[int, int, tuple[int, ...]], tuple[int, int]] = {}
-    for g, row in enumerate(choices):
-        for t, choice in enumerate(row):
-            touched: set[int] = set()
-            for shard in program.loads[g][choice.option].shards:
-                for piece in shard.pieces:
-                    landing = program.landing(shard.scope, choice.places[piece])
-                    touched |= holding & set(range(landing.start, landing.stop))
-            if touched:
-                found.setdefault((g, choice.option, tuple(sorted(touched))), (g, t))
-    return list(found.values())

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.baselines.enumerate import best_step_s
+from planner.baselines.enumerate import assignments, best_step_s
 from planner.cost.load import COMPONENTS
+from planner.ilp.balance import balance
 from planner.ilp.bounds import relaxed_step_s, time_unit_s
 from planner.ilp.formulation import aggregate, exact
 from planner.ilp.pool import solve_pool
 from planner.ilp.program import PoolProgram
 from planner.ilp.solve import SolverOptions, run
+from planner.ilp.strata import heavies, stratified
 from tests.planner.instances import programs
 
 EXACT = SolverOptions(mip_gap=0.0, time_limit_s=30.0)
@@ -75,3 +78,36 @@ def test_compiled_times_equal_the_step_graph(program: PoolProgram, loads: list[i
     assert float(program.times.step_s(np.array(row))) == pytest.approx(
         program.graph.step_s(slowest)
     )
+
+
+@settings(many, max_examples=120)
+@given(programs(), st.sampled_from([0.9, 1.0, 1.05, 1.5]), st.booleans())
+def test_stratified_is_a_lower_bound(program: PoolProgram, share: float, memory: bool) -> None:
+    best = best_step_s(program)
+    unit_s = time_unit_s(program)
+    form = aggregate(program, unit_s, memory)
+    if math.isinf(best) or not run(form.problem, EXACT).found:
+        return
+    below_s = best * share
+    for heavy in heavies(program, form):
+        tighter = stratified(program, unit_s, memory, heavy, below_s, EXACT)
+        outcome = None if tighter is None else run(tighter.problem, EXACT)
+        bound_s = below_s if outcome is None else min(below_s, outcome.bound * unit_s)
+        assert bound_s <= best * (1 + 1e-6)
+
+
+@few
+@given(programs(), st.integers(0, 2**32))
+def test_balance_never_lengthens_the_step_nor_overfills_a_rank(
+    program: PoolProgram, seed: int
+) -> None:
+    chance = random.Random(seed)
+    every = [a for a in assignments(program) if program.fits(program.rank_loads(a))]
+    if not every:
+        return
+    start = chance.choice(every)
+    got = balance(program, start, 0.0, math.inf)
+    loads = program.rank_loads(got)
+    assert program.fits(loads)
+    assert program.step_s(loads) <= program.step_s(program.rank_loads(start)) * (1 + 1e-9)
+    assert [len(row) for row in got] == [len(group.tables) for group in program.classes]
