@@ -16,7 +16,8 @@ C[m, n] = A[m, k] B[k, n], e bytes an element. For a tile m_T x n_T, k in steps 
 * element loads: rows that are no multiple of 16 bytes exclude the kernels that load tiles by bulk
   copies: the others issue (m_T + n_T) k_T e / (load width) loads. Matrix units want 32-bit operands
   contiguous along k: tf32 operands that are not are transposed, element by element.
-* A product with a vector has kernels of its own: neither compute nor element loads limit them.
+* A matrix times a vector (m or n is 1) has kernels of its own: neither compute nor element loads
+  limit them.
 * t_step: latency of a step, however small the tile.
 * loop and memory overlap, but less where they meet: hence the third powers.
 * hbm: A, unless the kernel before left it in the L2; B, unless five of its size fit there too.
@@ -194,7 +195,7 @@ def candidate_seconds(
         m, n, k, batch: one column vector each, shape (products, 1).
         load_bytes: widest load that the rows of A, B and C allow.
         across_k: how many of B and A are not contiguous along k (1: B).
-        is_matrix: 0 for a product with a vector, else 1.
+        is_matrix: 0 where m or n is 1, else 1.
     """
     element_bytes = machine.element_bytes
     step_k = STEP_BYTES / element_bytes
@@ -244,7 +245,7 @@ def library_seconds(machine: Machine, gemms: Sequence[Gemm]) -> Array:
                 *gemm[:4],
                 load_bytes(gemm, element_bytes),
                 OPERANDS_ACROSS_K[gemm.layout],
-                1 not in gemm[:3],
+                1 not in gemm[:2],
             )
             for gemm in gemms
         ],

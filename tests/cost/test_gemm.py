@@ -148,13 +148,23 @@ def test_vector_units_read_operands_besides() -> None:
         assert seconds_of((*tile, 512), tile, 1, vector) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_product_with_a_vector_is_as_fast_as_memory() -> None:
+def test_a_matrix_times_a_vector_is_as_fast_as_memory() -> None:
     # C = A b: 1 MB of A in 32 tiles, 8 waves. Loads of the L2: (256 + 1) * 128 bytes a step.
     l2_s = 8 * 8 * 257 * 128 / 1e12
     hbm_s = (8192 * 512 + 512) * 2 / 1e12
     expected = 1e-6 + 8 * 1e-7 + overlapped(l2_s, hbm_s) + 8192 * 2 / 2e12
     found = seconds_of((8192, 1, 512), (256, 64), 1, is_matrix=0, load_bytes=2)
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_outer_product_is_no_product_with_a_vector() -> None:
+    # Same sizes: C, 14 MB, is an operand of 256 columns or the product of two vectors.
+    outer, vector = gemms_seconds(
+        load_device("h200"),
+        [Gemm(27648, 256, 1, layout=Layout.NN), Gemm(27648, 1, 256)],
+        Dtype.BF16,
+    )
+    assert outer > 2 * vector
 
 
 @pytest.mark.parametrize(
