@@ -298,9 +298,10 @@ def plan_job(
     contexts, evaluation = freshest(contexts, placements, search.best.evaluation)
     bound_s = min(bound_s, evaluation.step_s)
     proven = evaluation.step_s <= bound_s * (1 + options.mip_gap)
+    out_of_time = time.monotonic() > search.deadline
     report = SolverReport(
         name=search.solver_options.name,
-        status="optimal" if proven else "feasible",
+        status="optimal" if proven else "time_limit" if out_of_time else "exhausted",
         mip_gap=options.mip_gap,
         time_limit_s=options.time_limit_s,
         evaluated=sum(study.programs_solved for study in search.studies.values()),

@@ -239,15 +239,19 @@ def _considered(plan: Plan, console: Console) -> None:
     indented(console, table)
 
 
+PROOFS = {
+    "optimal": "proven within the gap asked for",
+    "exhausted": "search ended, its bounds prove no more",
+    "time_limit": "the time limit was hit first",
+}
+"""What a solver's status says of the gap."""
+
+
 def _trust(plan: Plan, console: Console) -> None:
     predicted, solver = plan.predicted, plan.solver
     section(console, "How far to trust this")
     if solver.status != "heuristic":
-        proof = (
-            "proven within the gap asked for"
-            if solver.status == "optimal"
-            else "a limit was hit first"
-        )
+        proof = PROOFS[solver.status]
         indented(
             console,
             f"gap: {percent(predicted.gap)} above the lower bound of "

@@ -140,9 +140,9 @@ class SolverReport(Spec):
     """How the answer was found; no wall times, so that equal inputs give equal bytes."""
 
     name: str
-    status: Literal["optimal", "feasible", "heuristic"]
-    """``optimal``: proven within ``mip_gap``; ``feasible``: a limit was hit first;
-    ``heuristic``: no solver (naive port)."""
+    status: Literal["optimal", "exhausted", "time_limit", "heuristic"]
+    """``optimal``: proven within ``mip_gap``; ``exhausted``: the search ended, with a larger gap;
+    ``time_limit``: the time was over before; ``heuristic``: no solver (naive port)."""
     mip_gap: NonNegativeFloat
     time_limit_s: PositiveFloat
     evaluated: NonNegativeInt

@@ -113,7 +113,7 @@ def test_considered_table_marks_the_chosen_row() -> None:
 def test_trust_section_has_gap_solver_provenance_and_band() -> None:
     text = " ".join(rendered(PLAN).split())
     assert "gap: 7.1 % above the lower bound of 1.40 ms" in text
-    assert "HiGHS, feasible (a limit was hit first)" in text
+    assert "HiGHS, time_limit (the time limit was hit first)" in text
     assert "10 datasheet, 3 measured" in text and "+-15 %" in text
 
 

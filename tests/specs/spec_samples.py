@@ -105,7 +105,7 @@ PLAN: dict[str, Any] = {
     },
     "solver": {
         "name": "HiGHS",
-        "status": "feasible",
+        "status": "time_limit",
         "mip_gap": 0.01,
         "time_limit_s": 60.0,
         "evaluated": 4,
