@@ -9,6 +9,7 @@ with one pool that is bisection.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -167,6 +168,10 @@ class _Sizer:
     """Highest rate of any plan, and where."""
     proven: float = 0.0
     """No candidate is faster."""
+    hopeless: defaultdict[int, list[tuple[int, ...]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """By batch: candidates at which, and below which, it cannot reach the target."""
     undecided: list[float] = field(default_factory=list)
     """Costs of candidates that neither a plan nor a bound decided."""
 
@@ -179,8 +184,11 @@ class _Sizer:
         assert cluster is not None
         possible: list[int] = []
         for batch in self.batches:
+            if any(np.greater_equal(other, index).all() for other in self.hopeless[batch]):
+                continue
             plan = self._plan(cluster, batch, self.options)
             if plan is None:
+                self.hopeless[batch].append(index)
                 continue
             if plan.predicted.samples_per_s >= self.target:
                 return plan
@@ -188,6 +196,8 @@ class _Sizer:
             self.proven = max(self.proven, fastest)
             if fastest >= self.target:
                 possible.append(batch)
+            else:
+                self.hopeless[batch].append(index)
         if not possible:
             self.grid.exclude_below(index)
             return None
@@ -266,7 +276,8 @@ def size(
     sizer = _Sizer(
         grid,
         model,
-        tuple(global_batches) or (model.global_batch,),
+        # Large ones first: they reach higher rates.
+        tuple(sorted(set(global_batches), reverse=True)) or (model.global_batch,),
         target_samples_per_s,
         options or SearchOptions(),
     )

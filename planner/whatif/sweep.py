@@ -169,10 +169,11 @@ def _row(point: Point, model: ModelSpec, options: SearchOptions, known: list[_Kn
     if not any(one.proven for one in answers):
         try:
             plan = plan_job(point.cluster, model, point.global_batch, options)
+            known.append(_Known(point, plan))
+            answers.append(known[-1])
         except InfeasibleError as error:
-            return Row(settings=settings, planned=None, why_not=error.problem)
-        known.append(_Known(point, plan))
-        answers.append(known[-1])
+            if not answers:
+                return Row(settings=settings, planned=None, why_not=error.problem)
     best = max(answers, key=lambda one: (one.proven, one.plan.predicted.samples_per_s))
     return Row(settings=settings, planned=planned_point(best.plan))
 

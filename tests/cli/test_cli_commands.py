@@ -17,7 +17,17 @@ from planner.specs.load import DEVICES, MODELS, load_model, names_in
 from planner.specs.units import Dtype
 
 JOB = ("--cluster", "mixed", "--model", "dlrm")
-COMMANDS = ("plan", "train", "compare", "models", "devices", "show")
+COMMANDS = (
+    "plan",
+    "train",
+    "compare",
+    "models",
+    "devices",
+    "show",
+    "sweep",
+    "size",
+    "sensitivity",
+)
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
