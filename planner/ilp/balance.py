@@ -23,7 +23,7 @@ from planner.ilp.program import HBM, HOST, Assignment, Choice, Floats, OptionLoa
 
 DOUBLINGS = (3, 5, 7)
 """Exponents p = 2^k, one after another."""
-EFFORT = 1_500_000
+EFFORT = 3_000_000
 """Moves that one search may evaluate."""
 PARTNERS = 24
 """Places that a place's moves are tried with."""
@@ -31,7 +31,7 @@ PASSES = 8
 """Passes over all places per exponent at most."""
 HOT = 48
 """Places that a pass relieves, those under most pressure."""
-HOTTEST = 4
+HOTTEST = 8
 """Places of which the tables' options are reconsidered."""
 GAIN = 1e-7
 """Smallest relative gain that counts."""
