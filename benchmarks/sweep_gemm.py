@@ -28,9 +28,10 @@ import torch
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
+from trainers.kernels.bench import default_shapes, model_gemms
 from trainers.kernels.build import KernelKey, output_dtype
 from trainers.kernels.launch import device_arch, multiply
-from trainers.kernels.timing import compile_all, least_us, operands, vendor
+from trainers.kernels.timing import VENDOR_MEASURED_US, compile_all, least_us, operands, vendor
 
 BATCHES = (512, 2048, 8192, 27648, 65536)
 LAYERS = {
@@ -48,6 +49,7 @@ DEPTHS = {Dtype.BF16: (32, 64, 128), Dtype.TF32: (16, 32, 64)}
 WARPS_STAGES = ((4, 3), (4, 4), (4, 5), (8, 3), (8, 4))
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SHARED_BYTES = 232_448
+TILE_MEASURED_US = 2500.0
 COLUMNS = (
     "dtype", "layout", "m", "n", "k", "backend", "block_m", "block_n", "block_k", "num_warps",
     "num_stages", "split_k", "us",
@@ -73,6 +75,14 @@ def tile_problems(seed: int) -> list[Problem]:
     found += [(Dtype.TF32, gemm) for gemm in tf32]
     shuffled.shuffle(found)
     return found
+
+
+def model_problems(seed: int, count: int) -> list[Problem]:
+    """Products of the built-in models that ``hwplan kernels bench`` does not measure unasked."""
+    measured = {(shape.dtype, shape.gemm) for shape in default_shapes()}
+    pool = sorted({Gemm(*gemm[:3], layout=gemm.layout) for gemm in model_gemms()})
+    both = [(dtype, gemm) for gemm in pool for dtype in (Dtype.BF16, Dtype.TF32)]
+    return random.Random(seed).sample([one for one in both if one not in measured], count)
 
 
 def vendor_problems(seed: int, count: int) -> list[Problem]:
@@ -157,18 +167,23 @@ def main() -> None:
     parser.add_argument("--vendor-problems", type=int, default=2500)
     parser.add_argument("--seconds", type=float, default=400.0, help="stop after about so long")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--models", action="store_true", help="products of the built-in models instead"
+    )
     arguments = parser.parse_args()
     began = time.monotonic()
     torch.manual_seed(arguments.seed)
-    plan = sweep_plan(
-        tile_problems(arguments.seed)[: arguments.problems], arguments.per_problem, arguments.seed
-    )
+    if arguments.models:
+        problems = model_problems(arguments.seed, arguments.problems)
+    else:
+        problems = tile_problems(arguments.seed)[: arguments.problems]
+    plan = sweep_plan(problems, arguments.per_problem, arguments.seed)
     with gzip.open(arguments.out, "wt") as stream:
         table = csv.writer(stream)
         table.writerow(COLUMNS)
         for dtype, gemm in vendor_problems(arguments.seed, arguments.vendor_problems):
             a, b = operands(dtype, gemm)
-            us = least_us(vendor(dtype, gemm, a, b), budget_us=600.0)
+            us = least_us(vendor(dtype, gemm, a, b))
             table.writerow(row((dtype, gemm), "vendor", None, us))
             del a, b
         stream.flush()
@@ -182,10 +197,14 @@ def main() -> None:
                 break
             dtype, gemm = problem
             a, b = operands(dtype, gemm)
-            table.writerow(row(problem, "vendor", None, least_us(vendor(dtype, gemm, a, b))))
+            table.writerow(
+                row(
+                    problem, "vendor", None, least_us(vendor(dtype, gemm, a, b), VENDOR_MEASURED_US)
+                )
+            )
             for tile, key in configs:
                 try:
-                    us = least_us(partial(multiply, key, a, b))
+                    us = least_us(partial(multiply, key, a, b), TILE_MEASURED_US)
                 except Exception as error:  # too many registers or shared memory for a launch
                     if "out of resource" not in str(error).lower():
                         raise

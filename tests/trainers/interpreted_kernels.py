@@ -22,6 +22,7 @@ from planner.specs.kernels import (
     TileConfig,
 )
 from planner.specs.units import Dtype
+from tests.trainers.epilogues import finish
 from trainers.kernels.build import KernelKey
 from trainers.kernels.launch import INTERPRETED, TORCH_DTYPE, multiply
 from trainers.kernels.linear import KernelTable
@@ -34,22 +35,6 @@ ROWS = 40
 
 def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).abs().max() / exact.abs().max().clamp_min(1e-12))
-
-
-def finish(
-    z: torch.Tensor,
-    epilogue: Epilogue,
-    bias: torch.Tensor,
-    x0: torch.Tensor,
-    xl: torch.Tensor,
-) -> torch.Tensor:
-    if epilogue is not Epilogue.NONE:
-        z = z + bias
-    if epilogue is Epilogue.BIAS_RELU:
-        return z.relu()
-    if epilogue is Epilogue.BIAS_SIGMOID:
-        return z.sigmoid()
-    return x0 * z + xl if epilogue is Epilogue.CROSS else z
 
 
 def products() -> Iterator[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 from planner.specs.kernels import Epilogue, Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
+from tests.trainers.epilogues import finish
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,43 +54,41 @@ def test_a_network_on_planned_kernels_has_the_same_output_and_gradients(
     assert {name: error for name, error in errors.items() if not error < 5e-6} == {}
 
 
-UNIT_ROUNDOFF = {Dtype.FP32: 2e-6, Dtype.TF32: 2e-3, Dtype.BF16: 8e-3, Dtype.FP16: 1e-3}
+UNIT_ROUNDOFF = {Dtype.FP32: 4e-6, Dtype.TF32: 3e-3, Dtype.BF16: 8e-3, Dtype.FP16: 1e-3}
 """Of the stored result and of tf32's operands; sums are in fp32."""
+GPU_SIZES = [(512, 13, 8192), (8192, 1, 256), (2048, 479, 1024), (37, 512, 1)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", UNIT_ROUNDOFF)
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("split_k", [1, 7])
-@pytest.mark.parametrize("size", [(512, 13, 8192), (8192, 1, 256), (2048, 479, 1024), (37, 512, 1)])
-def test_on_the_gpu(dtype: Dtype, layout: Layout, split_k: int, size: tuple[int, int, int]) -> None:
+def test_on_the_gpu(dtype: Dtype, layout: Layout) -> None:
+    torch.manual_seed(0)
+    for size, split_k, epilogue in itertools.product(GPU_SIZES, (1, 7), Epilogue):
+        error = gpu_error(size, split_k, epilogue, dtype, layout)
+        assert error < UNIT_ROUNDOFF[dtype], (size, split_k, epilogue)
+
+
+def gpu_error(
+    size: tuple[int, int, int], split_k: int, epilogue: Epilogue, dtype: Dtype, layout: Layout
+) -> float:
+    """Largest error against float64, relative to the largest value."""
     from trainers.kernels.build import KernelKey, output_dtype
     from trainers.kernels.launch import TORCH_DTYPE, device_arch, multiply
 
     m, n, k = size
-    torch.manual_seed(0)
-    kind = TORCH_DTYPE[dtype]
-    a = torch.randn((k, m) if layout is Layout.TN else (m, k), device="cuda").to(kind)
-    b = torch.randn((n, k) if layout is Layout.NT else (k, n), device="cuda").to(kind)
-    bias = torch.randn(n, device="cuda")
-    exact = (a.t() if layout is Layout.TN else a).double() @ (
-        b.t() if layout is Layout.NT else b
-    ).double()
-    for epilogue in Epilogue:
-        output = output_dtype(dtype, layout)
-        x0, xl = (torch.randn(m, n, device="cuda").to(TORCH_DTYPE[output]) for _ in range(2))
-        tile = TileConfig(
-            block_m=64, block_n=32, block_k=32, num_warps=4, num_stages=3, split_k=split_k
-        )
-        problem = Gemm(m, n, k, 1, layout, epilogue)
-        key = KernelKey.of(device_arch(0), dtype, problem, tile, output)
-        found, _ = multiply(key, a, b, bias=bias, x0=x0, xl=xl)
-        wanted = {
-            Epilogue.NONE: lambda: exact,
-            Epilogue.BIAS: lambda: exact + bias,
-            Epilogue.BIAS_RELU: lambda: (exact + bias).relu(),
-            Epilogue.BIAS_SIGMOID: lambda: (exact + bias).sigmoid(),
-            Epilogue.CROSS: lambda x0=x0, xl=xl: x0 * (exact + bias) + xl,
-        }[epilogue]()
-        error = (found.double() - wanted).abs().max() / wanted.abs().max()
-        assert error < UNIT_ROUNDOFF[dtype], epilogue
+    kind, output = TORCH_DTYPE[dtype], output_dtype(dtype, layout)
+    a = torch.randn((k, m) if layout is Layout.TN else (m, k), device="cuda") / k**0.5
+    b = torch.randn((n, k) if layout is Layout.NT else (k, n), device="cuda")
+    a, b, bias = a.to(kind), b.to(kind), torch.randn(n, device="cuda")
+    x0, xl = (torch.randn(m, n, device="cuda").to(TORCH_DTYPE[output]) for _ in range(2))
+    tile = TileConfig(
+        block_m=64, block_n=32, block_k=32, num_warps=4, num_stages=3, split_k=split_k
+    )
+    problem = Gemm(m, n, k, 1, layout, epilogue)
+    key = KernelKey.of(device_arch(0), dtype, problem, tile, output)
+    found, _ = multiply(key, a, b, bias=bias, x0=x0, xl=xl)
+    left = (a.t() if layout is Layout.TN else a).double()
+    right = (b.t() if layout is Layout.NT else b).double()
+    wanted = finish(left @ right, epilogue, bias, x0, xl)
+    return float((found.double() - wanted).abs().max() / wanted.abs().max())

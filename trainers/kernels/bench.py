@@ -247,7 +247,7 @@ def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
 def default_shapes(seed: int = 0) -> tuple[Shape, ...]:
     """Products of dlrm, dlrm_v1_1tb, wukong_criteo and dlrmv4 layers at several local batches: as
     many of each layout and precision."""
-    pool = sorted({Gemm(*gemm[:3], layout=gemm.layout) for gemm in _model_gemms()})
+    pool = sorted({Gemm(*gemm[:3], layout=gemm.layout) for gemm in model_gemms()})
     choose = random.Random(seed)
     found = []
     for dtype in (Dtype.BF16, Dtype.TF32):
@@ -257,7 +257,8 @@ def default_shapes(seed: int = 0) -> tuple[Shape, ...]:
     return tuple(found)
 
 
-def _model_gemms() -> Iterator[Gemm]:
+def model_gemms() -> Iterator[Gemm]:
+    """Products of the models' steps at all ``BATCHES``."""
     for batch in BATCHES:
         for name in MODELS:
             counts = step_gemms(dense_network(load_model(name)).blocks, batch, recompute=False)

@@ -17,12 +17,18 @@ from planner.specs.units import Dtype
 from trainers.kernels.build import KernelKey, compiled, output_dtype
 from trainers.kernels.launch import TORCH_DTYPE, Product, device_arch
 
-REPLAYS = 4
-BUDGET_US = 1500.0
-"""Of one graph; fewer launches and replays of kernels that take longer."""
+GRAPH_US = 400.0
+"""Launches of about so long go into one graph, at most ``MOST_LAUNCHES``."""
+MOST_LAUNCHES = 20
+MEASURED_US = 5000.0
+"""Replays go on for so long, at least ``FEWEST_REPLAYS``: after a pause the clock needs some
+milliseconds to rise."""
+FEWEST_REPLAYS = 3
+VENDOR_MEASURED_US = 20_000.0
+"""It comes first, after a pause, and everything is compared with it."""
 
 
-def least_us(launch: Callable[[], object], budget_us: float = BUDGET_US) -> float:
+def least_us(launch: Callable[[], object], measured_us: float = MEASURED_US) -> float:
     """One launch: the least of several replays of a CUDA graph of several launches."""
     launch()
     torch.cuda.synchronize()
@@ -32,18 +38,19 @@ def least_us(launch: Callable[[], object], budget_us: float = BUDGET_US) -> floa
     end.record()
     torch.cuda.synchronize()
     once_us = max(start.elapsed_time(end) * 1e3, 2.0)
-    launches = max(1, min(20, int(budget_us / REPLAYS / once_us)))
+    launches = max(1, min(MOST_LAUNCHES, int(GRAPH_US / once_us)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(launches):
             launch()
-    best = math.inf
-    for _ in range(REPLAYS if once_us * launches < budget_us else 2):
+    best, spent_us, replays = math.inf, 0.0, 0
+    while replays < FEWEST_REPLAYS or spent_us < measured_us:
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e3 / launches)
+        graph_us = start.elapsed_time(end) * 1e3
+        best, spent_us, replays = min(best, graph_us / launches), spent_us + graph_us, replays + 1
     return best
 
 
@@ -85,7 +92,7 @@ class Gpu:
     ) -> tuple[float, dict[TileConfig, float]]:
         """Of the vendor's library, and of the tiles that run on this GPU."""
         a, b = operands(dtype, gemm)
-        vendor_us = least_us(vendor(dtype, gemm, a, b))
+        vendor_us = least_us(vendor(dtype, gemm, a, b), VENDOR_MEASURED_US)
         found = {}
         for tile in tiles:
             key = self.key(dtype, gemm, tile)
