@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from planner.shards import check_placements, extents
 from planner.specs.errors import SpecError, UsageError
 from planner.specs.load import load_model
 from planner.specs.model import DcnInteraction, ModelSpec, NoInteraction, TableGroup
@@ -16,7 +17,6 @@ from trainers.data.source import Slice, open_source
 from trainers.loop import Stepper
 from trainers.models.build import initialise_dense
 from trainers.models.networks import build_network
-from trainers.placement import check_placements, extents
 from trainers.policy import FP16_LOSS_SCALE, ComputePolicy, communication_codecs
 from trainers.setup import set_up
 from trainers.task import TrainTask
