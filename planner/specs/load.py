@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import cluster_configs
 from planner.specs.base import load_yaml, validate
@@ -98,7 +99,8 @@ def load_cluster(name: str) -> ClusterSpec:
     return cluster.model_copy(update={"pools": tuple(pools)})
 
 
-_STAND_INS: ContextVar[Mapping[str, DeviceProfile]] = ContextVar("_STAND_INS", default={})
+_NONE: Mapping[str, DeviceProfile] = MappingProxyType({})
+_STAND_INS: ContextVar[Mapping[str, DeviceProfile]] = ContextVar("_STAND_INS", default=_NONE)
 
 
 @contextmanager
