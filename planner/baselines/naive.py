@@ -3,50 +3,37 @@
 * Every rank gets the same local batch (``planner.splits.equal_split`` where B does not divide).
 * The recipe's own precisions (the first of each list), no recompute, in every pool. A device that
   lacks the recipe's compute precision falls back to fp32, as frameworks do.
-* Placements come from a conventional greedy planner that knows the reference device's costs, with
-  capacities cut to the smallest device of the cluster. Pools of different sizes need a placement
-  each; the greedy makes it with the same costs.
+* Placements come from a conventional greedy planner (``planner.baselines.greedy``) that knows the
+  reference device's costs, with capacities cut to the smallest device of the cluster. Pools of
+  different sizes need a placement each; the greedy makes it with the same costs.
 * The exchange interval obeys the same staleness limit as the planned job's.
-
-The greedy follows TorchRec's published description: several proposals (each table's option with
-the cheapest slowest shard; with the cheapest sum over shards; one sharding type for all), options
-rated by the sum of all times; shards placed in descending order on the rank with the least
-accumulated time that has room; when something finds no room, the table that takes most memory
-moves on to its next cheapest option; the best rated proposal wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.assemble import assemble, freshest, with_batch
+from planner.baselines.greedy import conventional, greedy
+from planner.baselines.problem import placements_of, recipe_type
 from planner.cost.context import PoolContext
-from planner.cost.load import Scope
 from planner.cost.memory import base_memory_bytes
 from planner.cost.step import StepGraph
 from planner.crew import Crew
-from planner.evaluate import Evaluation, evaluate, placement_of
-from planner.ilp.options import COLUMN_SPLIT, Way, table_classes
-from planner.ilp.program import HBM, TIMES, Assignment, Choice, Floats, OptionLoads, PoolProgram
+from planner.evaluate import Evaluation, evaluate
+from planner.ilp.options import Way, table_classes
+from planner.ilp.program import PoolProgram
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import unreachable_batch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import InfeasibleError
 from planner.specs.load import load_device
-from planner.specs.model import ModelSpec, ShardingType, Table
+from planner.specs.model import ModelSpec, Table
 from planner.specs.plan import MemoryPolicy, Placement, Plan, SolverReport
 from planner.specs.units import GIB, Dtype
 from planner.splits import SplitSpace, equal_split
 from planner.study import PoolStudy
-
-MIN_PARTITION = 128
-"""TorchRec splits no columns below this width unless it is told to."""
-CACHE_LOAD_FACTOR = 0.2
-"""TorchRec's default share of cached rows."""
 
 
 @dataclass(frozen=True)
@@ -127,28 +114,13 @@ def _as_on(reference: DeviceProfile, ctx: PoolContext) -> PoolContext:
     )
 
 
-def _conventional(table: Table, way: Way) -> bool:
-    """The default search space of a conventional planner."""
-    limits = table.constraints
-    split = way.sharding_type in COLUMN_SPLIT
-    if way.sharding_type is ShardingType.GRID_SHARD and (
-        limits.sharding_types is None or ShardingType.GRID_SHARD not in limits.sharding_types
-    ):
-        return False
-    if split and limits.min_partition is None and min(way.column_widths) < MIN_PARTITION:
-        return False
-    return way.cache_load_factor in (None, CACHE_LOAD_FACTOR)
-
-
 def _greedy_placements(
     ctx: PoolContext, hbm_room: float, host_room: float, spill: bool
 ) -> dict[str, Placement]:
-    recipe = ctx.model.precision.embeddings[0]
-
     def keep(table: Table, way: Way) -> bool:
-        constrained = table.constraints.data_types
-        wanted = recipe if constrained is None or recipe in constrained else constrained[0]
-        return way.data_type == wanted and _conventional(table, way)
+        return way.data_type == recipe_type(ctx.model, table) and conventional(
+            table, way.sharding_type, way.column_widths, way.cache_load_factor
+        )
 
     program = PoolProgram(
         graph=StepGraph(()),
@@ -165,127 +137,7 @@ def _greedy_placements(
             f"the tables in pool {ctx.pool.name} with {hbm_room / GIB:.1f} GiB per rank",
             fix="use a larger pool, or fewer or smaller tables, for the comparison",
         )
-    by_name = {
-        table: placement_of(ctx, group, choice)
-        for group, row in zip(program.classes, assignment, strict=True)
-        for table, choice in zip(group.tables, row, strict=True)
-    }
-    return {table.name: by_name[table.name] for table in ctx.model.all_tables}
-
-
-def greedy(program: PoolProgram) -> Assignment | None:
-    """The best rated of all proposals; None if none finds room."""
-    best: tuple[float, Assignment] | None = None
-    for order in _proposals(program):
-        found = _partition_with_retries(program, order)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
-    return best[1] if best else None
-
-
-def _slowest_s(option: OptionLoads) -> float:
-    pieces = [float(shard.load[TIMES].sum()) for shard in option.shards]
-    return float(option.everywhere[TIMES].sum()) + max(pieces, default=0.0)
-
-
-def _total_s(option: OptionLoads) -> float:
-    return float(option.mean[TIMES].sum())
-
-
-def _proposals(program: PoolProgram) -> Iterator[list[list[int]]]:
-    """Per class, options in the order in which they are tried."""
-    for rate in (_slowest_s, _total_s):
-        yield [_ascending(loads, rate) for loads in program.loads]
-    for sharding_type in ShardingType:
-        uniform = [
-            [
-                o
-                for o in _ascending(loads, _slowest_s)
-                if group.options[o].sharding_type is sharding_type
-            ]
-            for group, loads in zip(program.classes, program.loads, strict=True)
-        ]
-        if all(uniform):
-            yield uniform
-
-
-def _ascending(loads: Sequence[OptionLoads], rate: Callable[[OptionLoads], float]) -> list[int]:
-    """Positions of options by ascending rate."""
-    rates = [rate(option) for option in loads]
-    return sorted(range(len(loads)), key=rates.__getitem__)
-
-
-def _partition_with_retries(
-    program: PoolProgram, order: Sequence[Sequence[int]]
-) -> tuple[float, Assignment] | None:
-    """Partition; while there is no room, the largest table moves on to its next option."""
-    position = [0] * len(order)
-    while True:
-        chosen = [row[at] for row, at in zip(order, position, strict=True)]
-        found = _partition(program, chosen)
-        if found is not None:
-            return found
-        movable = [g for g, row in enumerate(order) if position[g] + 1 < len(row)]
-        if not movable:
-            return None
-        largest = max(
-            movable,
-            key=lambda g: (program.loads[g][chosen[g]].mean[HBM], -g),
-        )
-        position[largest] += 1
-
-
-def _partition(program: PoolProgram, chosen: Sequence[int]) -> tuple[float, Assignment] | None:
-    """Shards in descending order of time, each to the rank with least time that has room.
-
-    Returns the rating (the largest sum of times of any rank) and the places.
-    """
-    everywhere = sum(
-        (
-            program.loads[g][o].everywhere * len(program.classes[g].tables)
-            for g, o in enumerate(chosen)
-        ),
-        np.zeros_like(program.loads[0][0].everywhere),
-    )
-    ranks = np.tile(everywhere, (program.ranks, 1))
-    if not program.fits(ranks):
-        return None
-    places = [
-        [[0] * len(group.options[o].pieces) for _ in group.tables]
-        for group, o in zip(program.classes, chosen, strict=True)
-    ]
-    shards = sorted(
-        (
-            (-float(shard.load[TIMES].sum()), g, t, piece, shard.scope, shard.load)
-            for g, o in enumerate(chosen)
-            for shard in program.loads[g][o].shards
-            for t in range(len(program.classes[g].tables))
-            for piece in shard.pieces
-        ),
-        key=lambda item: item[:4],
-    )
-    for _, g, t, piece, scope, load in shards:
-        place = _least_loaded(program, ranks, scope, load)
-        if place is None:
-            return None
-        ranks[program.landing(scope, place)] += load
-        places[g][t][piece] = place
-    assignment = tuple(
-        tuple(Choice(o, tuple(one)) for one in rows) for o, rows in zip(chosen, places, strict=True)
-    )
-    return float(ranks[:, TIMES].sum(axis=1).max()), assignment
-
-
-def _least_loaded(program: PoolProgram, ranks: Floats, scope: Scope, load: Floats) -> int | None:
-    times = ranks[:, TIMES].sum(axis=1)
-    full = ((ranks + load)[:, -2:] > program.room).any(axis=1)
-    if scope is Scope.NODE:
-        shape = (program.nodes, program.devices_per_node)
-        times = times.reshape(shape).max(axis=1)
-        full = np.logical_or.reduce(full.reshape(shape), axis=1)
-    if full.all():
-        return None
-    return int(np.where(full, np.inf, times).argmin())
+    return placements_of(ctx, program, assignment)
 
 
 def naive_port(cluster: ClusterSpec, model: ModelSpec, global_batch: int | None = None) -> Plan:
