@@ -27,7 +27,7 @@ def _power_integral(low: Array, high: Array, exponent: float) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def _bins(rows: float, exponent: float) -> tuple[Array, Array]:
+def popularity_bins(rows: float, exponent: float) -> tuple[Array, Array]:
     """Rows in each bin and the mean probability of one row of it, most popular first."""
     head = np.arange(1.0, min(HEAD, math.floor(rows)) + 1)
     counts, weights = np.ones_like(head), head**-exponent
@@ -51,7 +51,7 @@ def top_mass(rows: int, exponent: float, top_rows: float) -> float:
     """Share of all draws that go to the ``top_rows`` most popular rows."""
     if top_rows >= rows:
         return 1.0
-    counts, probability = _bins(float(rows), exponent)
+    counts, probability = popularity_bins(float(rows), exponent)
     return float(_share_of_bins(counts, top_rows) @ (counts * probability))
 
 
@@ -66,7 +66,7 @@ def expected_distinct(rows: int, exponent: float, draws: float, top_rows: float 
     """
     if top_rows >= rows:
         return 0.0
-    counts, probability = _bins(float(rows), exponent)
+    counts, probability = popularity_bins(float(rows), exponent)
     with np.errstate(divide="ignore"):
         seen = -np.expm1(draws * np.log1p(-np.minimum(probability, 1.0)))
     outside = counts * (1.0 - _share_of_bins(counts, top_rows))

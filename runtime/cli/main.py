@@ -12,6 +12,7 @@ import typer
 
 from planner.specs.errors import HwplanError
 from runtime.cli.compare import compare
+from runtime.cli.interchange import export_plan, import_tables
 from runtime.cli.inventory import devices, models
 from runtime.cli.kernels import kernels
 from runtime.cli.plan import plan, show
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 for command in (plan, train, compare, models, devices, show, sweep, size, sensitivity):
     app.command()(command)
+app.command("import")(import_tables)
+app.command("export")(export_plan)
 app.add_typer(kernels, name="kernels")
 
 

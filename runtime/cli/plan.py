@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runtime.cli.interchange import Constraints, under_constraints
 from runtime.cli.options import (
     AsJson,
     ClusterFile,
@@ -37,6 +38,7 @@ def plan(
     top_k: TopK = 5,
     time_limit: TimeLimit = 60.0,
     mip_gap: MipGap = 0.01,
+    constraints: Constraints = None,
 ) -> None:
     """Find the fastest plan for a cluster.
 
@@ -48,6 +50,7 @@ def plan(
     from planner.specs.plan import plan_json, save_plan
 
     cluster_spec, model_spec = load_cluster(cluster), load_model(model)
+    model_spec = under_constraints(model_spec, constraints)
     from planner.search import SearchOptions, plan_job
 
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit, top_k=top_k)
