@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from planner.specs.errors import HwplanError
+from runtime.cli.baselines import baselines
 from runtime.cli.compare import compare
 from runtime.cli.interchange import export_plan, import_tables
 from runtime.cli.inventory import devices, models
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, train, compare, models, devices, show, sweep, size, sensitivity):
+for command in (plan, train, compare, baselines, models, devices, show, sweep, size, sensitivity):
     app.command()(command)
 app.command("import")(import_tables)
 app.command("export")(export_plan)
