@@ -49,7 +49,8 @@ _GIVEN = r"(?<![\w.])%s[\"']?(?:\s*[=:]\s*|[ \t]+)(?=\S)"
 """A word that is given a value (after a dot it is only read: ``args.multi_hot_sizes``)."""
 _OPEN = r"\\?[\"']?\s*"
 _NUMBERS = re.compile(
-    _OPEN + r"(?:\[\s*(?P<inside>\d+(?:\s*,\s*\d+)*)?\s*,?\s*\]|(?P<word>\d+(?:,\d+)*)(?![\w$,.]))"
+    _OPEN + r"(?:\[\s*(?P<inside>\d+(?:\s*,\s*\d+)*)?\s*,?\s*\]"
+    r"|(?P<word>\d+(?:,\d+)*)(?![\w$.]|,\s*[\d$]))"
 )
 _LETTERS = re.compile(_OPEN + r"\[?\s*(?P<letters>[sc](?:\s*,\s*[sc])*)\b")
 _MEANT_AS_LIST = re.compile(_OPEN + r"[\[$\d]")
