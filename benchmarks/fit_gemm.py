@@ -6,7 +6,8 @@ The published tables (bf16, y = x W^T) give the constants of tiles and memory. O
 sweep of its own (``benchmarks/data``), the vendor's rows give those of the other dtypes and layouts
 and of odd sizes; there a layer (its two widths) is held out as a whole. Each seed splits anew, fits
 on the training half and is judged on the other. Prints the constants and errors of the first seed,
-which the profiles carry for seed 0, and the errors over all seeds.
+which the profiles carry for seed 0, and the errors over all seeds; those of the sweep also by
+dtype, layout and measured time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ Array = NDArray[np.float64]
 
 NVIDIA_TABLE = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm"}
 AMD_TABLE = {"mi350x": "gfx950", "mi355x": "gfx950"}
-SWEEP = {"h200": Path(__file__).parent / "data" / "h200_gemm.csv.gz"}
+SWEPT = Path(__file__).parent / "data"
+SWEEPS = {"h200": {SWEPT / "h200_gemm_models.csv.gz": 0.0, SWEPT / "h200_gemm.csv.gz": 100e-6}}
+"""Of each device, files and the shortest time that is taken from them: the older sweep was timed
+before the clock had risen, and its short launches took up to 10 us too long."""
 TILE_NAMES = (
     "compute_efficiency", "hbm_efficiency", "l2_over_hbm", "store_over_hbm", "reduce_over_hbm",
     "launch_s", "fill_s", "step_s", "reduce_s", "wave_overlap",
@@ -43,13 +47,17 @@ STARTS = (
     (0.62, 0.80, 2.2, 0.6, 0.5, 2.6e-6, 0.15e-6, 20e-9, 1.9e-6, 0.5),
 )
 """Kernels that load tiles by bulk copies, and those that do not."""
-OTHER_NAMES = ("narrow_load_s", "transposed_load_s", "vector_operands")
-OTHER_START = (190e-12, 37e-12, 15.0)
+OTHER_NAMES = (
+    "narrow_load_s", "narrow_compute", "transposed_load_s", "vector_operands",
+    "tf32_fill_s", "tf32_step_s",
+)  # fmt: skip
+OTHER_START = (160e-12, 2.0, 54e-12, 23.0, 0.8e-6, 250e-9)
 TRAINING_ROWS = 700
+SWEEP_TRAINING_ROWS = 1500
 HELD_OUT_ROWS = 4000
 CHUNK = 250
-SWEEP_NOISE_S = 30e-6
-"""Rows of the sweep below are not fitted: single launches took up to 10 us too long."""
+SIZE_CLASSES = {"below_10us": (0.0, 10e-6), "to_30us": (10e-6, 30e-6), "above": (30e-6, np.inf)}
+"""Of measured seconds."""
 
 
 class Row(NamedTuple):
@@ -92,19 +100,21 @@ def measured_rows(device: str) -> list[Row]:
 
 
 def swept_rows(device: str) -> list[Row]:
-    """The vendor's rows of our sweep on ``device``; none where there is no sweep."""
-    if device not in SWEEP:
-        return []
-    with gzip.open(SWEEP[device], "rt") as stream:
-        return [
-            Row(
-                Gemm(int(row["m"]), int(row["n"]), int(row["k"]), layout=Layout(row["layout"])),
-                Dtype(row["dtype"]),
-                float(row["us"]) * 1e-6,
-            )
-            for row in csv.DictReader(stream)
-            if row["backend"] == "vendor"
-        ]
+    """The vendor's rows of our sweeps on ``device``; none where there is no sweep."""
+    rows = []
+    for path, least_s in SWEEPS.get(device, {}).items():
+        with gzip.open(path, "rt") as stream:
+            found = [
+                Row(
+                    Gemm(int(row["m"]), int(row["n"]), int(row["k"]), layout=Layout(row["layout"])),
+                    Dtype(row["dtype"]),
+                    float(row["us"]) * 1e-6,
+                )
+                for row in csv.DictReader(stream)
+                if row["backend"] == "vendor"
+            ]
+        rows += [row for row in found if row.seconds >= least_s]
+    return rows
 
 
 def balanced(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -183,8 +193,9 @@ def fit(
 def fit_all(device: DeviceProfile, table: Sequence[Row], sweep: Sequence[Row]) -> DeviceProfile:
     """``device`` with all constants fitted."""
     fitted = fit(device, TILE_NAMES, STARTS, table[:TRAINING_ROWS])
-    long = [row for row in sweep if row.seconds > SWEEP_NOISE_S][:TRAINING_ROWS]
-    return fit(fitted, OTHER_NAMES, (OTHER_START,), long) if long else fitted
+    if not sweep:
+        return fitted
+    return fit(fitted, OTHER_NAMES, (OTHER_START,), sweep[:SWEEP_TRAINING_ROWS])
 
 
 def rank_correlation(a: Array, b: Array) -> float:
@@ -203,12 +214,17 @@ def errors(device: DeviceProfile, rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def by_layout(device: DeviceProfile, rows: Sequence[Row], prefix: str) -> dict[str, float]:
-    """MAPE of each dtype and layout."""
+def sweep_errors(device: DeviceProfile, rows: Sequence[Row]) -> dict[str, float]:
+    """Errors on the sweep, and the MAPE of each dtype and layout, in all and by size class."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(f"{prefix}_{row.dtype}_{row.gemm.layout}", []).append(row)
-    return {name: errors(device, group)["mape"] for name, group in sorted(groups.items())}
+        of_layout = f"sweep_{row.dtype}_{row.gemm.layout}"
+        groups.setdefault(of_layout, []).append(row)
+        for name, (least_s, end_s) in SIZE_CLASSES.items():
+            if least_s <= row.seconds < end_s:
+                groups.setdefault(f"{of_layout}_{name}", []).append(row)
+    whole = {f"sweep_{key}": value for key, value in errors(device, rows).items()}
+    return whole | {name: errors(device, group)["mape"] for name, group in sorted(groups.items())}
 
 
 def report(name: str, seeds: Sequence[int]) -> dict[str, float]:
@@ -222,10 +238,7 @@ def report(name: str, seeds: Sequence[int]) -> dict[str, float]:
         fitted = fit_all(device, training, sweep_training)
         figures = errors(fitted, held_out[:HELD_OUT_ROWS])
         if sweep:
-            long = [row for row in sweep_held_out if row.seconds > SWEEP_NOISE_S]
-            for prefix, rows in (("sweep", sweep_held_out), ("sweep_long", long)):
-                figures |= {f"{prefix}_{key}": value for key, value in errors(fitted, rows).items()}
-                figures |= by_layout(fitted, rows, prefix)
+            figures |= sweep_errors(fitted, sweep_held_out)
         for key, value in figures.items():
             found.setdefault(key, []).append(value)
         if not constants:

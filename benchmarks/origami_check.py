@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fitting import DATA
-from planner.cost.gemm import SPLITS, STEP_BYTES, TILES, candidate_seconds, gemm_seconds, machine
+from planner.cost.gemm import (
+    CANDIDATES,
+    SPLITS,
+    STEP_BYTES,
+    candidate_seconds,
+    gemm_seconds,
+    machine,
+)
 from planner.cost.triton_gemm import tile_seconds
 from planner.kernels import resources
 from planner.kernels.origami import Grid, Tile, tile_cycles
@@ -151,12 +158,14 @@ def own_seconds(device: DeviceProfile, table: Golden) -> Array:
     """
     m, n, k = (np.array([[gemm[index]] for gemm in table.gemms], float) for index in range(3))
     seconds = candidate_seconds(machine(device, Dtype.BF16), m, n, k, np.ones_like(m))
-    by_tile = seconds.reshape(len(m), len(TILES), len(SPLITS))
-    fastest = by_tile[:, :, : len(splits(table.grid))].min(axis=2)
     step_k = STEP_BYTES // Dtype.BF16.bytes
-    column = {Tile(*tile, step_k): fastest[:, index] for index, tile in enumerate(TILES)}
-    absent = np.full(len(m), np.inf)
-    return np.stack([column.get(tile, absent) for tile in table.tiles], axis=1)
+    found = np.full((len(m), len(table.tiles)), np.inf)
+    for column, (tile_m, tile_n, split) in enumerate(CANDIDATES):
+        tile = Tile(tile_m, tile_n, step_k)
+        if tile in table.tiles and split in splits(table.grid):
+            of_tile = found[:, table.tiles.index(tile)]
+            np.minimum(of_tile, seconds[:, column], out=of_tile)
+    return found
 
 
 def triton_seconds(device: DeviceProfile, table: Golden) -> Array:

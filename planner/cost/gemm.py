@@ -14,11 +14,12 @@ C[m, n] = A[m, k] B[k, n], e bytes an element. For a tile m_T x n_T, k in steps 
   operands from shared memory besides: times 1 + c (1/m_T + 1/n_T).
 * l2: operands of a step over one unit's share of the L2's bandwidth.
 * element loads: rows that are no multiple of 16 bytes exclude the kernels that load tiles by bulk
-  copies: the others issue (m_T + n_T) k_T e / (load width) loads. Matrix units want 32-bit operands
-  contiguous along k: tf32 operands that are not are transposed, element by element.
+  copies: the others issue (m_T + n_T) k_T e / (load width) loads, and their matrix instructions are
+  slower (``narrow_compute``). Matrix units want 32-bit operands contiguous along k: tf32 operands
+  that are not are transposed, element by element.
 * A matrix times a vector (m or n is 1) has kernels of its own: neither compute nor element loads
-  limit them.
-* t_step: latency of a step, however small the tile.
+  nor the latency of a step limit them.
+* t_step: latency of a step, however small the tile. tf32 kernels have longer steps and fills.
 * loop and memory overlap, but less where they meet: hence the third powers.
 * hbm: A, unless the kernel before left it in the L2; B, unless five of its size fit there too.
 * store: C over the store bandwidth. reduce (s > 1): fixed time and s fp32 sums, written and read.
@@ -55,7 +56,9 @@ TILES = (
     (256, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256),
     (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (64, 16), (16, 64),
 )  # fmt: skip
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
+LARGEST_TILE = {64: 128 * 64, 128: 64 * 64, 256: 64 * 64}
+"""m_T n_T for so many splits and more: few tiles leave units to fill only in a small matrix."""
 STEP_BYTES = 128
 """Of one row of a tile in one step of k: a cache line."""
 PARTIAL_SUM_BYTES = 8
@@ -67,11 +70,11 @@ COPIES_OF_B = 5
 OPERANDS_ACROSS_K = {Layout.NT: 0, Layout.NN: 1, Layout.TN: 2}
 """Operands that are not contiguous along k: none, B, both."""
 
-_M_T, _N_T, _S = (
-    np.array(column, dtype=np.float64)
-    for column in zip(*((m, n, s) for m, n in TILES for s in SPLITS), strict=True)
+CANDIDATES = tuple(
+    (m, n, s) for m, n in TILES for s in SPLITS if m * n <= LARGEST_TILE.get(s, m * n)
 )
-
+"""m_T, n_T and s."""
+_M_T, _N_T, _S = (np.array(column, dtype=np.float64) for column in zip(*CANDIDATES, strict=True))
 
 _ANY_ROWS, _ALONG_K, _MATRIX = (np.array([[value]]) for value in (float(VECTOR_BYTES), 0.0, 1.0))
 
@@ -92,6 +95,7 @@ class Machine(NamedTuple):
     step_s: float
     reduce_s: float
     narrow_load_s: float
+    narrow_compute: float
     transposed_load_s: float
     vector_operands: float
     """c of the formula."""
@@ -134,6 +138,9 @@ def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
         UsageError: the device cannot multiply in ``dtype``.
     """
     gemm = device.gemm
+    tf32 = dtype is Dtype.TF32
+    # Vector units have no bulk copies to miss.
+    vector = dtype is Dtype.FP32
     hbm = device.memory.hbm_bytes_per_s.value * gemm.hbm_efficiency.value
     return Machine(
         units=device.compute.units.value,
@@ -145,13 +152,13 @@ def machine(device: DeviceProfile, dtype: Dtype) -> Machine:
         cache_bytes=device.memory.l2_bytes.value,
         element_bytes=dtype.bytes,
         launch_s=gemm.launch_s.value,
-        fill_s=gemm.fill_s.value,
-        step_s=gemm.step_s.value,
+        fill_s=(gemm.tf32_fill_s if tf32 else gemm.fill_s).value,
+        step_s=(gemm.tf32_step_s if tf32 else gemm.step_s).value,
         reduce_s=gemm.reduce_s.value,
-        # Vector units have no bulk copies to miss.
-        narrow_load_s=0.0 if dtype is Dtype.FP32 else gemm.narrow_load_s.value,
-        transposed_load_s=gemm.transposed_load_s.value if dtype is Dtype.TF32 else 0.0,
-        vector_operands=gemm.vector_operands.value if dtype is Dtype.FP32 else 0.0,
+        narrow_load_s=0.0 if vector else gemm.narrow_load_s.value,
+        narrow_compute=1.0 if vector else gemm.narrow_compute.value,
+        transposed_load_s=gemm.transposed_load_s.value if tf32 else 0.0,
+        vector_operands=gemm.vector_operands.value if vector else 0.0,
         wave_overlap=gemm.wave_overlap.value,
     )
 
@@ -189,7 +196,7 @@ def candidate_seconds(
     across_k: Array = _ALONG_K,
     is_matrix: Array = _MATRIX,
 ) -> Array:
-    """Seconds of every product (rows) under every candidate (columns: ``TILES`` x ``SPLITS``).
+    """Seconds of every product (rows) under every candidate (columns: ``CANDIDATES``).
 
     Args:
         m, n, k, batch: one column vector each, shape (products, 1).
@@ -206,13 +213,15 @@ def candidate_seconds(
 
     compute_s = 2 * _M_T * _N_T * step_k / (machine.flops_per_s / machine.units)
     compute_s = compute_s * (1 + machine.vector_operands * (1 / _M_T + 1 / _N_T))
-    narrow_loads = np.where(load_bytes < VECTOR_BYTES, STEP_BYTES / load_bytes, 0) * (_M_T + _N_T)
+    narrow = load_bytes < VECTOR_BYTES
+    compute_s = compute_s * np.where(narrow, machine.narrow_compute, 1)
+    narrow_loads = np.where(narrow, STEP_BYTES / load_bytes, 0) * (_M_T + _N_T)
     transposed_loads = step_k * ((across_k > 0) * _N_T + (across_k > 1) * _M_T)
     loads_s = narrow_loads * machine.narrow_load_s + transposed_loads * machine.transposed_load_s
     l2_bytes = (np.minimum(_M_T, m) + np.minimum(_N_T, n)) * STEP_BYTES
     l2_s = l2_bytes / (machine.l2_bytes_per_s / machine.units)
-    busy_s = np.maximum(is_matrix * (compute_s + loads_s), l2_s)
-    loop_s = waves * steps * np.maximum(busy_s, machine.step_s)
+    busy_s = np.maximum(compute_s + loads_s, machine.step_s)
+    loop_s = waves * steps * np.maximum(is_matrix * busy_s, l2_s)
 
     a_bytes, b_bytes = m * k * batch * element_bytes, k * n * batch * element_bytes
     c_bytes = m * n * batch * element_bytes

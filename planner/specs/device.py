@@ -93,8 +93,12 @@ class GemmProfile(Spec):
     """Shortest step of 128 bytes of k, however small the tile."""
     reduce_s: Constant
     """Added once by split-K's reduction."""
+    tf32_fill_s: Constant
+    tf32_step_s: Constant
     narrow_load_s: Constant
     """Of one load by one unit, where rows are no multiple of 16 bytes."""
+    narrow_compute: Constant
+    """Time of matrix instructions where rows are no multiple of 16 bytes, as a multiple."""
     transposed_load_s: Constant
     """Of one tf32 element by one unit, where the operand is not contiguous along k."""
     vector_operands: Constant

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fit_gemm import SWEEP, SWEEP_NOISE_S, errors, measured_rows, split, swept_rows
+from benchmarks.fit_gemm import SWEEPS, errors, measured_rows, split, sweep_errors, swept_rows
 from planner.cost.gemm import (
-    SPLITS,
+    CANDIDATES,
     TILES,
     Machine,
     candidate_seconds,
@@ -37,6 +37,7 @@ SIMPLE = Machine(
     step_s=1e-8,
     reduce_s=5e-7,
     narrow_load_s=1e-9,
+    narrow_compute=1.0,
     transposed_load_s=2e-9,
     vector_operands=0.0,
     wave_overlap=0.0,
@@ -45,7 +46,7 @@ SIMPLE = Machine(
 
 
 def candidate(tile: tuple[int, int], split_k: int) -> int:
-    return TILES.index(tile) * len(SPLITS) + SPLITS.index(split_k)
+    return CANDIDATES.index((*tile, split_k))
 
 
 def seconds_of(
@@ -119,6 +120,37 @@ def test_narrow_rows_cost_loads() -> None:
     assert narrow - wide == pytest.approx(
         overlapped(compute_s + loads_s, hbm_s) - overlapped(compute_s, hbm_s), rel=1e-9
     )
+
+
+def test_narrow_rows_slow_matrix_instructions() -> None:
+    # 64 x 32 tile, two steps whose multiplications take twice as long, and free loads.
+    slower = SIMPLE._replace(narrow_compute=2.0, narrow_load_s=0.0, hbm_bytes_per_s=1e30)
+    wide, narrow = (seconds_of((64, 32, 128), (64, 32), 1, slower, load_bytes=b) for b in (16, 2))
+    assert narrow - wide == pytest.approx(2 * 2 * 64 * 32 * 64 / 1e12, rel=1e-9)
+
+
+def test_tiny_products_of_long_k_are_split_over_all_units() -> None:
+    # One 16 x 64 tile: 32 splits leave 100 of 132 units idle.
+    columns = [np.array([[float(size)]]) for size in (16, 27, 1 << 20, 1)]
+    h200 = machine(load_device("h200"), Dtype.BF16)
+    found = candidate_seconds(h200, *columns, load_bytes=np.array([[2.0]]))[0]
+    assert found.min() < 0.4 * found[candidate((16, 64), 32)]
+
+
+def test_vectors_have_no_step_latency() -> None:
+    slow = SIMPLE._replace(step_s=1e-6, hbm_bytes_per_s=1e30, l2_bytes_per_s=1e30)
+    matrix, vector = (
+        seconds_of((16, 1, 640), (16, 64), 1, slow, is_matrix=factor) for factor in (1, 0)
+    )
+    assert matrix - vector == pytest.approx(10e-6, rel=1e-9)
+
+
+def test_tf32_kernels_start_and_step_more_slowly() -> None:
+    # 512 x 256 x 512 took 7.0 us against 4 in bf16, at twice the k steps.
+    device = load_device("h200")
+    bf16, tf32 = (gemm_seconds(device, 512, 256, 512, dtype) for dtype in (Dtype.BF16, Dtype.TF32))
+    assert tf32 > 1.5 * bf16
+    assert tf32 == pytest.approx(7.0e-6, rel=0.15)
 
 
 def test_operands_across_k_are_transposed_by_element() -> None:
@@ -289,13 +321,13 @@ def test_shipped_constants_predict_held_out_gemms(
 
 
 def test_odd_sizes_other_layouts_and_dtypes_on_an_h200() -> None:
-    assert SWEEP["h200"].exists()
-    rows = swept_rows("h200")
-    device = load_device("h200")
-    assert errors(device, rows)["spearman"] > 0.95
-    # Where launch noise of a few us does not count.
-    long = [row for row in rows if row.seconds > SWEEP_NOISE_S]
-    assert errors(device, long)["mape"] < 0.15
+    assert all(path.exists() for path in SWEEPS["h200"])
+    _, held_out = split(swept_rows("h200"), seed=0)
+    found = sweep_errors(load_device("h200"), held_out)
+    assert found["sweep_spearman"] > 0.98
+    assert found["sweep_mape"] < 0.16
+    layouts = [f"sweep_{dtype}_{layout}" for dtype in ("bf16", "fp16", "tf32") for layout in Layout]
+    assert max(found[name] for name in layouts) < 0.2
 
 
 def test_pricing_takes_microseconds() -> None:
