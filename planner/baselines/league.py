@@ -14,9 +14,9 @@ from planner.assemble import with_batch
 from planner.baselines.problem import Baseline, placements_of, pool_problem
 from planner.baselines.registry import BASELINES
 from planner.cost.context import PoolContext
-from planner.evaluate import MS, Evaluation, evaluate
+from planner.evaluate import MS, Evaluation, evaluate, pool_loads
 from planner.ilp.pool import solve_pool
-from planner.ilp.program import PoolProgram
+from planner.ilp.program import TIMES, PoolProgram
 from planner.ilp.solve import SolverOptions
 from planner.search import SearchOptions, plan_job
 from planner.specs.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
@@ -65,6 +65,9 @@ class Standing(Spec):
     """None: it found no placements."""
     ratio: PositiveFloat | None
     """Step over the plan's."""
+    tables_ms: NonNegativeFloat | None
+    """Look-ups and exchanges of the rank that spends most on them, one after another. Placements
+    differ in it also where the host or the dense network decides the step."""
     slowest_rank: NonNegativeInt | None
     """Of the slowest pool, counted inside it."""
     slowest_rank_bytes: NonNegativeInt | None
@@ -268,6 +271,7 @@ def _standing(
             planner=entry.planner,
             step_ms=None,
             ratio=None,
+            tables_ms=None,
             slowest_rank=None,
             slowest_rank_bytes=None,
             fits=False,
@@ -284,6 +288,8 @@ def _standing(
         planner=entry.planner,
         step_ms=evaluation.step_s * MS,
         ratio=evaluation.step_s / reference_s,
+        tables_ms=max(_tables_s(ctx, entry.placements[pool]) for pool, ctx in contexts.items())
+        * MS,
         slowest_rank=rank,
         slowest_rank_bytes=slowest.memory_bytes[rank]["total"],
         fits=not evaluation.overfull,
@@ -292,6 +298,11 @@ def _standing(
         ),
         other=other,
     )
+
+
+def _tables_s(ctx: PoolContext, placements: Placements) -> float:
+    loads, _ = pool_loads(ctx, placements)
+    return float(loads[:, TIMES].sum(axis=1).max())
 
 
 def _lacking(evaluation: Evaluation) -> Iterator[str]:

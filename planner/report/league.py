@@ -39,7 +39,7 @@ def _league(league: League, console: Console) -> None:
         f"gap {percent(league.gap)}",
     )
     rated = any(standing.other for standing in league.standings)
-    headings = ["step ms", "x plan", "slowest rank", "its memory"]
+    headings = ["step ms", "x plan", "tables ms", "slowest rank", "its memory"]
     headings += ["TorchRec's ms"] if rated else []
     table = columns("planner", *headings, "", right=headings)
     for standing in league.standings:
@@ -51,11 +51,12 @@ def _league(league: League, console: Console) -> None:
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
-    if standing.step_ms is None or standing.ratio is None:
-        return "-", "-", "-", "-"
+    if standing.step_ms is None or standing.ratio is None or standing.tables_ms is None:
+        return ("-",) * 5
     return (
         milliseconds(standing.step_ms),
         f"{standing.ratio:.2f}x" if standing.fits else "no room",
+        milliseconds(standing.tables_ms),
         str(standing.slowest_rank),
         size(standing.slowest_rank_bytes or 0),
     )
