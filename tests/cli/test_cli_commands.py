@@ -27,6 +27,8 @@ COMMANDS = (
     "sweep",
     "size",
     "sensitivity",
+    "import",
+    "export",
 )
 
 
@@ -47,7 +49,10 @@ def test_every_command_has_help_and_a_python_twin(command: str) -> None:
 
 def test_contract_options_exist() -> None:
     wanted = {
-        "plan": "--cluster --model --global-batch --out --json --top-k --time-limit --mip-gap",
+        "plan": "--cluster --model --global-batch --out --json --top-k --time-limit --mip-gap "
+        "--constraints",
+        "import": "--rows --pooling --dim --tasks --task --like --out --json",
+        "export": "--as --pool --module --first-rank --device-type --out --json",
         "train": "--plan --cluster --model --data --steps --epochs --address --out "
         "--eval-fraction --seed --json",
         "compare": "--cluster --model --measure --json --global-batch --steps",
