@@ -87,6 +87,20 @@ def test_a_constrained_import_plans_alike() -> None:
     assert load_plan("plan.json").model.all_tables == load_model("c.yaml").all_tables
 
 
+def test_cpu_pools_are_exported_for_cpu_and_one_at_a_time() -> None:
+    job = ("--cluster", "local", "--model", "dlrm_criteo_small", "--mip-gap", "0.05")
+    assert hwplan("plan", *job, "--out", "two.json").code == 0
+    assert_fails(hwplan("export", "two.json"), 2, "--pool", "fast, slow")
+    data = json.loads(hwplan("export", "two.json", "--pool", "slow", "--first-rank", "1").out)
+    assert (data["device_type"], data["first_rank"], data["ranks"]) == ("cpu", 1, 3)
+    shards = [
+        s
+        for table in data["plan"][""].values()
+        for s in (table["sharding_spec"] or {}).get("shards", [])
+    ]
+    assert shards and {s["placement"] for s in shards} <= {f"rank:{r}/cpu" for r in (1, 2, 3)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
