@@ -21,6 +21,7 @@ COMMANDS = (
     "plan",
     "train",
     "compare",
+    "baselines",
     "models",
     "devices",
     "show",
