@@ -1,6 +1,6 @@
 """Fit the constants of the Triton kernels' model on a sweep; hold out whole (N, K) pairs.
 
-    python -m benchmarks.fit_triton h200 --sweep benchmarks/data/h200_gemm.csv.gz --cross-validate 4
+    python -m benchmarks.fit_triton h200 --cross-validate 4
 
 The loss is the mean |log error| of the times, near-best tiles first, plus the regret of a choice
 by predicted time (a soft minimum), in logarithms. Constants are found in turns by an evolution
@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.evolution import minimise
 from planner.cost.triton_gemm import Products, seconds
 from planner.cost.triton_machine import triton_machine
+from planner.kernels.candidates import tile_candidates
 from planner.kernels.resources import TileArrays, architecture, fitting
 from planner.specs.device import Constant, DeviceProfile, LoopProfile, Provenance, TritonProfile
 from planner.specs.kernels import Gemm, Layout
@@ -40,8 +43,9 @@ DEVICE_START: Constants = {
     "unit_l2_bytes_per_clock": 64.0, "l2_over_hbm": 1.5, "hbm_efficiency": 0.8,
     "store_over_hbm": 1.5,
     "unit_store_bytes_per_clock": 30.0, "unit_reduce_bytes_per_clock": 20.0, "launch_s": 1.2e-6,
-    "fill_s": 1.2e-6, "reduce_s": 1.8e-6, "issue_s": 2.5e-9, "copy_s": 4.5e-9,
-    "transpose_s": 1.1e-8, "scalar_s": 1.6e-9, "register_load_s": 5e-7,
+    "fill_s": 1.2e-6, "finish_s": 5e-9, "hbm_latency_s": 3e-7, "reduce_s": 1.8e-6,
+    "issue_s": 2.5e-9, "copy_s": 4.5e-9, "transpose_s": 1.1e-8, "scalar_s": 1.6e-9,
+    "register_load_s": 5e-7,
 }  # fmt: skip
 LOOP_START: Constants = {
     "shared_efficiency": 1.0, "step_s": 2e-8, "latency_s": 1.5e-7, "latency_s_per_byte": 8e-12,
@@ -60,6 +64,12 @@ PULL = 5e-4
 MOST_STAGES = 4
 
 
+SWEEPS = [
+    Path("benchmarks/data/h200_gemm.csv.gz"),
+    Path("benchmarks/data/h200_gemm_models.csv.gz"),
+]
+
+
 class Sweep(NamedTuple):
     """Measured tiles: one row each."""
 
@@ -68,13 +78,20 @@ class Sweep(NamedTuple):
     """Index into ``products``."""
     tiles: TileArrays
     us: Array
+    candidate: NDArray[np.bool_]
+    """Whether the planner considers the tile for the product, but for the split."""
     vendor_us: Array
     """Of each product; infinite where it was not measured."""
 
     def rows(self, chosen: NDArray[np.bool_]) -> Sweep:
         """Some of the rows."""
         tiles = TileArrays(*(column[chosen] for column in self.tiles))
-        return self._replace(product=self.product[chosen], tiles=tiles, us=self.us[chosen])
+        return self._replace(
+            product=self.product[chosen],
+            tiles=tiles,
+            us=self.us[chosen],
+            candidate=self.candidate[chosen],
+        )
 
     def best_us(self) -> Array:
         """Of each product's tiles."""
@@ -88,21 +105,34 @@ def least(values: Array, group: Rows, groups: int) -> Array:
     return found
 
 
-def read_sweep(path: Path, device: DeviceProfile) -> Sweep:
-    """Rows of tiles that fit the device without spilling, as the candidates do."""
-    index: dict[tuple[Dtype, Gemm], int] = {}
-    product, tiles, us, vendor = [], [], [], {}
+def table(path: Path) -> Iterator[dict[str, str]]:
     with gzip.open(path, "rt") as stream:
-        for row in csv.DictReader(stream):
-            sizes = (int(row[name]) for name in ("m", "n", "k"))
-            key = Dtype(row["dtype"]), Gemm(*sizes, layout=Layout(row["layout"]))
-            if row["backend"] == "vendor":
-                vendor[key] = min(vendor.get(key, np.inf), float(row["us"]))
-                continue
-            product.append(index.setdefault(key, len(index)))
-            names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "split_k")
-            tiles.append([*(float(row[name]) for name in names), 8.0, 0.0, 0.0, 1.0])
-            us.append(float(row["us"]))
+        yield from csv.DictReader(stream)
+
+
+@cache
+def considered(device: DeviceProfile, dtype: Dtype, layout: Layout) -> set[tuple[int, ...]]:
+    """(block_m, block_n, block_k, warps, stages) of the candidates."""
+    tiles = tile_candidates(device, dtype, layout)
+    return {(t.block_m, t.block_n, t.block_k, t.num_warps, t.num_stages) for t in tiles}
+
+
+def read_sweep(paths: Sequence[Path], device: DeviceProfile) -> Sweep:
+    """Rows of tiles that fit the device without spilling."""
+    index: dict[tuple[Dtype, Gemm], int] = {}
+    product, tiles, us, candidate, vendor = [], [], [], [], {}
+    for row in itertools.chain.from_iterable(map(table, paths)):
+        sizes = (int(row[name]) for name in ("m", "n", "k"))
+        key = Dtype(row["dtype"]), Gemm(*sizes, layout=Layout(row["layout"]))
+        if row["backend"] == "vendor":
+            vendor[key] = min(vendor.get(key, np.inf), float(row["us"]))
+            continue
+        product.append(index.setdefault(key, len(index)))
+        names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "split_k")
+        tiles.append([*(float(row[name]) for name in names), 8.0, 0.0, 0.0, 1.0])
+        us.append(float(row["us"]))
+        shape = tuple(int(row[name]) for name in names[:-1])
+        candidate.append(shape in considered(device, key[0], key[1].layout))
     columns = TileArrays(*np.array(tiles).T)
     lds_bytes = device.compute.lds_bytes.value
     keep = fitting(architecture(device), lds_bytes, 1, columns)
@@ -111,6 +141,7 @@ def read_sweep(path: Path, device: DeviceProfile) -> Sweep:
         product=np.array(product, dtype=np.intp),
         tiles=columns,
         us=np.array(us),
+        candidate=np.array(candidate),
         vendor_us=np.array([vendor.get(key, np.inf) for key in index]),
     )
     return sweep.rows(keep & (columns.num_stages <= MOST_STAGES))
@@ -199,7 +230,8 @@ def fit(device: DeviceProfile, sweep: Sweep, rounds: int, seed: int = 0) -> Cons
     """Constants for ``sweep``; reads the near-best rows and a sample of the others."""
     random = np.random.default_rng(seed)
     near = sweep.us < NEAR_BEST * sweep.best_us()[sweep.product]
-    seen = sweep.rows(near | (random.random(len(sweep.us)) < FAR_SHARE))
+    some = near | (random.random(len(sweep.us)) < FAR_SHARE)
+    seen = sweep.rows(some & sweep.candidate)
     loops = np.array([loop_of(*product) for product in seen.products])[seen.product]
     constants = dict(START)
 
@@ -234,7 +266,7 @@ def fit(device: DeviceProfile, sweep: Sweep, rounds: int, seed: int = 0) -> Cons
 
 
 class Choice(NamedTuple):
-    """Speed over that of the best tile measured, of each product."""
+    """Speed of candidates over that of the best tile measured, of each product."""
 
     first: Array
     first_four: Array
@@ -244,10 +276,14 @@ def choose(sweep: Sweep, predicted: Array, products: Iterable[int]) -> Choice:
     """What a choice by ``predicted`` gives up."""
     first, four = [], []
     for index in products:
-        rows = np.flatnonzero(sweep.product == index)
+        measured = sweep.product == index
+        rows = np.flatnonzero(measured & sweep.candidate)
+        if not len(rows):
+            continue
+        best = sweep.us[measured].min()
         order = sweep.us[rows[np.argsort(predicted[rows], kind="stable")]]
-        first.append(order.min() / order[0])
-        four.append(order.min() / order[:4].min())
+        first.append(best / order[0])
+        four.append(best / order[:4].min())
     return Choice(np.array(first), np.array(four))
 
 
@@ -319,19 +355,23 @@ def section(triton: TritonProfile) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("device")
-    parser.add_argument("--sweep", type=Path, default=Path("benchmarks/data/h200_gemm.csv.gz"))
+    parser.add_argument("--sweeps", type=Path, nargs="+", default=SWEEPS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cross-validate", type=int, default=0, metavar="FOLDS")
     arguments = parser.parse_args()
     device = load_device(arguments.device)
-    sweep = read_sweep(arguments.sweep, device)
+    sweep = read_sweep(arguments.sweeps, device)
     constants = fit(device, sweep, arguments.rounds)
     predicted = Predictor(device, sweep)(constants)
     near = sweep.us < NEAR_BEST * sweep.best_us()[sweep.product]
     error = float(np.mean(np.abs(predicted[near] * 1e6 / sweep.us[near] - 1)))
-    source = f"benchmarks/fit_triton.py on {arguments.sweep.as_posix()}"
+    source = f"benchmarks/fit_triton.py on {' and '.join(map(Path.as_posix, arguments.sweeps))}"
     print(section(profile(constants, source, float(f"{error:.2g}"))))
     print_choice(sweep, predicted)
+    for path in arguments.sweeps:
+        one = read_sweep([path], device)
+        predicted_one = Predictor(device, one)(constants)
+        print(f"# {path.name}: {summary(choose(one, predicted_one, range(len(one.products))))}")
     if arguments.cross_validate:
         held_out = cross_validate(device, sweep, arguments.cross_validate, arguments.rounds)
         print("# held out:", *held_out)

@@ -8,7 +8,8 @@ ceil(n/B_N) split_k; steps = ceil(ceil(k/B_K) / split_k); r programs share a uni
 ``occupancy``; in the last wave what is left). ``x (+) y`` = (x^4 + y^4)^(1/4): resources overlap,
 but not where they meet::
 
-    t       = t_launch + waves t_fill + prologue + (main (+) read) + store (+ second kernel)
+    t       = t_launch + waves (t_fill + sums t_finish) + prologue + (main (+) read) + store
+              (+ second kernel)
     main    = steps (full_waves step(occupancy) + step(r of the last wave))
     step(r) = r matrix (+) r shared (+) r load (+) r issue (+) alone (+) sqrt(r) wait
 
@@ -21,11 +22,13 @@ but not where they meet::
   elements of 4 bytes, or, if these are smaller, goes through registers: not ahead, and what does
   not fit them spills. wgmma takes 4-byte operands along k only: others are transposed in the copy.
 * alone: matrix + what a step costs a program that nothing overlaps (barriers, loads in registers).
-* wait: load latency, growing with the bytes of a stage, over the steps that loads are ahead.
+* wait: load latency, growing with the bytes of a stage and with the share of the operands that the
+  L2 does not hold, over the steps that loads are ahead.
 * prologue: the first s - 1 blocks arrive with nothing to overlap them.
 * read: A once, B again for each group of rows that the L2 does not cover; from HBM what the L2 does
   not hold.
-* store: C (or partial sums) over the bandwidth of all units, or of the busiest.
+* store: C (or partial sums) over the bandwidth of all units, or of the busiest; each thread stores
+  its ``sums`` one after the other.
 
 The loop's machine code, so its constants for shared memory, step and latency, depend on the layout
 and on the size of the elements (``TritonProfile.loops``); the others are the device's. All are
@@ -51,6 +54,7 @@ from planner.kernels.resources import (
     WGMMA_ROWS,
     WGMMA_WARPS,
     TileArrays,
+    accumulators,
     buffers,
     from_shared,
     occupancy,
@@ -67,6 +71,8 @@ VECTOR_BYTES = 16
 """Of one lane's widest load."""
 COPY_BYTES = 4
 """Smallest asynchronous copy to shared memory."""
+COPY_REGISTERS = 1.7
+"""Of each element so copied: its address; between 1.4 and 1.9 in what ptxas reports for sm_90."""
 LINE_BYTES = 128
 CROSS_OPERANDS = 3
 """x_0 and x_l read, C + b written besides C."""
@@ -127,7 +133,7 @@ class _Operand(NamedTuple):
     """Loaded by elements into registers, and from there to shared memory."""
     elements: Array
     scalar_registers: Array
-    """Registers of the unit's threads that hold it."""
+    """Registers of the unit's threads that hold it, or its addresses."""
     issue_s: Array
 
 
@@ -147,8 +153,14 @@ def _operand(
     return _Operand(
         in_registers=in_registers,
         elements=elements,
-        # Neighbours along k share an address; along the other side each has its own.
-        scalar_registers=np.where(in_registers, np.where(along_k, 3.0, 5.0) * elements, 0.0),
+        # Neighbours along k share an address; along the other side each has its own. What is
+        # copied has an address only.
+        scalar_registers=elements
+        * np.where(
+            in_registers,
+            np.where(along_k, 3.0, 5.0),
+            np.where(odd | transposed, COPY_REGISTERS, 0.0),
+        ),
         issue_s=np.where(odd | transposed, loads * by_element_s, vectors_s),
     )
 
@@ -203,24 +215,42 @@ def loop_work(machine: TritonMachine, products: Products, tiles: TileArrays) -> 
     shared_s = (read_lines + m_b + n_b) * line_bytes / loop.shared_bytes_per_s
     a_bytes = np.minimum(m_b, products.m) * line_bytes
     b_bytes = np.minimum(n_b, products.n) * line_bytes
-    short = np.where(line_bytes < LINE_BYTES, SHORT_LINE, 1.0)
-    load_s = (
-        a_bytes * np.where(a_along_k, short, 1) + b_bytes * np.where(b_along_k, short, 1)
-    ) / machine.unit_l2_bytes_per_s
+    short_a, short_b = _short_lines(machine, products, tiles)
+    load_s = (a_bytes * short_a + b_bytes * short_b) / machine.unit_l2_bytes_per_s
     spill_s = spilled_bytes * SPILL_S_PER_BYTE
     issue_s = a.issue_s + b.issue_s + spill_s
     serial_s = np.where(a.in_registers, a.issue_s, 0.0) + np.where(b.in_registers, b.issue_s, 0.0)
     in_registers = a.in_registers | b.in_registers
     serial_s = np.where(in_registers, machine.register_load_s + serial_s + spill_s, 0.0)
+    latency_s = loop.latency_s + machine.hbm_latency_s * _cold(machine, products)
     steps_ahead = np.maximum(ahead - 1, 1)
     arrival = steps_ahead - np.where(steps_ahead > 1, ISSUE_DELAY, 0.0)
     return LoopWork(
         resident=resident,
         divided=_overlapped(matrix_s, shared_s, load_s, issue_s),
         alone=matrix_s + loop.step_s + serial_s,
-        wait=(loop.latency_s + (a_bytes + b_bytes) * loop.latency_s_per_byte) / arrival,
+        wait=(latency_s + (a_bytes + b_bytes) * loop.latency_s_per_byte) / arrival,
         first=PROLOGUE_SHARE * np.maximum(issue_s, load_s),
     )
+
+
+def _short_lines(
+    machine: TritonMachine, products: Products, tiles: TileArrays
+) -> tuple[Array, Array]:
+    """Cost of a byte of A and of B: rows of a block along k that are shorter than a line of the
+    cache, and no whole rows of the matrix, read it in parts."""
+    in_parts = (tiles.block_k * machine.element_bytes < LINE_BYTES) & (products.k > tiles.block_k)
+    return (
+        np.where(in_parts & (products.layout < 2), SHORT_LINE, 1.0),
+        np.where(in_parts & (products.layout == 0), SHORT_LINE, 1.0),
+    )
+
+
+def _cold(machine: TritonMachine, products: Products) -> Array:
+    """Share of a product's matrices that the cache does not hold."""
+    m, n, k = products.m, products.n, products.k
+    all_bytes = (m + n) * k * machine.element_bytes + m * n * products.output_bytes
+    return np.minimum(all_bytes / machine.cache_bytes, 1.0)
 
 
 def _group_lines(tiles: TileArrays) -> Array:
@@ -275,7 +305,7 @@ def kernel_seconds(
     )
     return np.asarray(
         machine.launch_s
-        + machine.fill_s * waves
+        + waves * (machine.fill_s + machine.finish_s * accumulators(machine.arch, tiles))
         + prologue_s
         + _overlapped(main_s, read_s)
         + store_s
@@ -292,12 +322,13 @@ def _read_s(
     slots: Array,
 ) -> Array:
     """Seconds to read the operands: from the cache what it still holds from their last use."""
+    short_a, short_b = _short_lines(machine, products, tiles)
     a_bytes = products.m * products.k * machine.element_bytes
     b_bytes = products.n * products.k * machine.element_bytes
     patch_m = np.minimum(grid_m, np.maximum(tiles.group_m, slots / grid_n))
     reread = (np.ceil(grid_m / patch_m) - 1) * np.minimum(b_bytes / machine.cache_bytes, 1)
-    read_bytes = a_bytes + b_bytes * (1 + reread)
-    all_bytes = read_bytes + products.m * products.n * products.output_bytes
+    read_bytes = a_bytes * short_a + b_bytes * short_b * (1 + reread)
+    all_bytes = a_bytes + b_bytes * (1 + reread) + products.m * products.n * products.output_bytes
     cold = np.minimum(all_bytes / machine.cache_bytes, 1)
     return np.asarray(
         read_bytes * (cold / machine.hbm_bytes_per_s + (1 - cold) / machine.l2_bytes_per_s)

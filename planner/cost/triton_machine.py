@@ -51,6 +51,8 @@ class TritonMachine(NamedTuple):
     unit_reduce_bytes_per_s: float
     launch_s: float
     fill_s: float
+    finish_s: float
+    hbm_latency_s: float
     reduce_s: float
     issue_s: float
     """Of one warp's load instruction; the next three likewise."""
@@ -122,6 +124,8 @@ def triton_machine(device: DeviceProfile, dtype: Dtype) -> TritonMachine:
         unit_reduce_bytes_per_s=clock_hz * constants.unit_reduce_bytes_per_clock.value,
         launch_s=constants.launch_s.value,
         fill_s=constants.fill_s.value,
+        finish_s=constants.finish_s.value,
+        hbm_latency_s=constants.hbm_latency_s.value,
         reduce_s=constants.reduce_s.value,
         issue_s=constants.issue_s.value,
         copy_s=constants.copy_s.value,

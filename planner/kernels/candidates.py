@@ -43,6 +43,9 @@ def _shapes(layout: Layout) -> Iterator[tuple[int, int, int]]:
         area = block_m * block_n
         if not LEAST <= area <= 2 * LARGE or (area >= LARGE and line == LINES[-1]):
             continue
+        # Slower than tiles of half the height, which leave a unit more programs.
+        if (block_m == BLOCKS[-1] and block_n <= 32) or (block_n == BLOCKS[-1] and block_m == 16):
+            continue
         # Long sums in small tiles: only long steps are worth their cost.
         if layout is Layout.TN and (
             (line == LINES[0] and area <= LARGE // 8) or (line == LINES[-1] and area > LARGE // 2)

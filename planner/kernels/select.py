@@ -28,7 +28,7 @@ from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
 
-CHUNK = 16
+CHUNK = 64
 """Products priced together: their arrays stay in the cache."""
 LARGEST_SIZE = 2**31 - 1
 """Sizes are 32-bit arguments of the kernels."""
@@ -48,21 +48,18 @@ def select_kernels(
     """
     _check(gemms, top_k)
     vendor_s = _vendor_seconds(device, dtype, gemms)
-    ranked: list[tuple[RankedKernel, ...]] = [
-        (RankedKernel(backend=Backend.VENDOR, predicted_us=s * 1e6),) for s in vendor_s.tolist()
-    ]
+    ranked = [(_kernel(None, time_s),) for time_s in vendor_s.tolist()]
     for indices, tiles, times_s in _triton_seconds(device, dtype, gemms):
         best = _best(times_s, top_k)
-        for row, index in enumerate(indices):
-            candidates = tuple(
-                RankedKernel(
-                    backend=Backend.TRITON,
-                    tile=tiles[column],
-                    predicted_us=float(times_s[row, column]) * 1e6,
-                )
-                for column in best[row]
+        best_s = np.take_along_axis(times_s, best, axis=1)
+        # Triton tiles count with their margin.
+        faster = (best_s * (1 + _margin(device)) < vendor_s[indices, np.newaxis]).sum(axis=1)
+        for index, columns, tiles_s, place in zip(
+            indices, best.tolist(), best_s.tolist(), faster.tolist(), strict=True
+        ):
+            ranked[index] = _merged(
+                ranked[index][0], [tiles[c] for c in columns], tiles_s, place, top_k
             )
-            ranked[index] = _merged(ranked[index][0], candidates, _margin(device), top_k)
     return tuple(ranked)
 
 
@@ -145,12 +142,21 @@ def _best(times_s: Array, count: int) -> NDArray[np.intp]:
     return np.take_along_axis(least, order, axis=1)
 
 
+def _kernel(tile: TileConfig | None, time_s: float) -> RankedKernel:
+    backend = Backend.VENDOR if tile is None else Backend.TRITON
+    return RankedKernel(backend=backend, tile=tile, predicted_us=time_s * 1e6)
+
+
 def _merged(
-    vendor: RankedKernel, candidates: tuple[RankedKernel, ...], margin: float, top_k: int
+    vendor: RankedKernel,
+    tiles: Sequence[TileConfig],
+    times_s: Sequence[float],
+    faster: int,
+    top_k: int,
 ) -> tuple[RankedKernel, ...]:
-    """The vendor library at its rank: Triton tiles count with their margin."""
-    faster = sum(tile.predicted_us * (1 + margin) < vendor.predicted_us for tile in candidates)
+    """``top_k`` kernels: the vendor library after the ``faster`` tiles, but at the latest last."""
     if top_k == 1:
-        return candidates if faster else (vendor,)
+        return (_kernel(tiles[0], times_s[0]),) if faster else (vendor,)
     place = min(faster, top_k - 1)
-    return (*candidates[:place], vendor, *candidates[place : top_k - 1])
+    kernels = [_kernel(*one) for one in zip(tiles[: top_k - 1], times_s, strict=False)]
+    return (*kernels[:place], vendor, *kernels[place:])

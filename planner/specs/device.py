@@ -148,6 +148,10 @@ class TritonProfile(Spec):
     launch_s: Constant
     fill_s: Constant
     """From a program's start to its first product, and its end."""
+    finish_s: Constant
+    """Storing one of the sums that each thread of a program holds."""
+    hbm_latency_s: Constant
+    """Added to a load's latency where it comes from device memory."""
     reduce_s: Constant
     """Added by split-K's second kernel."""
     issue_s: Constant
