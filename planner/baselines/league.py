@@ -29,6 +29,8 @@ from planner.specs.units import GIB
 from planner.study import PoolStudy
 
 ILP = "ilp"
+ILP_RECIPE = "ilp_recipe"
+"""The ILP without narrower weights, as baselines have them."""
 
 Placements = Mapping[str, Placement]
 
@@ -129,7 +131,10 @@ def leagues(
     job = with_batch(model, global_batch)
     contexts = planned_contexts(plan, job)
     planned = Entry(ILP, {name: pool.placements for name, pool in plan.pools.items()})
-    entries = [planned, *_entries(contexts, placers or {})]
+    everyone = _placers(contexts) | dict(placers or {})
+    if len(job.precision.embeddings) > 1:
+        everyone[ILP_RECIPE] = lambda ctx: _with_recipe_weights(ctx, options)
+    entries = [planned, *(_entry(name, place, contexts) for name, place in everyone.items())]
     alone = len(contexts) == 1
     whole = league(
         cluster.name, contexts, entries, plan.predicted.lower_bound_ms / MS, rate if alone else None
@@ -156,8 +161,8 @@ def planned_contexts(plan: Plan, job: ModelSpec) -> dict[str, PoolContext]:
     }
 
 
-def _entries(contexts: Mapping[str, PoolContext], placers: Mapping[str, Placer]) -> list[Entry]:
-    """Every baseline's placements in every pool."""
+def _placers(contexts: Mapping[str, PoolContext]) -> dict[str, Placer]:
+    """The baselines by name, for pools of these contexts."""
     problems = {name: pool_problem(ctx) for name, ctx in contexts.items()}
 
     def placer_of(baseline: Baseline) -> Placer:
@@ -167,8 +172,7 @@ def _entries(contexts: Mapping[str, PoolContext], placers: Mapping[str, Placer])
 
         return place
 
-    everyone = {name: placer_of(baseline) for name, baseline in BASELINES.items()} | dict(placers)
-    return [_entry(planner, place, contexts) for planner, place in everyone.items()]
+    return {name: placer_of(baseline) for name, baseline in BASELINES.items()}
 
 
 def _entry(planner: str, place: Placer, contexts: Mapping[str, PoolContext]) -> Entry:
@@ -228,6 +232,21 @@ def solve_alone(ctx: PoolContext, options: SearchOptions) -> tuple[float, Placem
     if solution.program is None or solution.assignment is None:
         return solution.bound_s, None
     return solution.bound_s, placements_of(ctx, solution.program, solution.assignment)
+
+
+def _with_recipe_weights(ctx: PoolContext, options: SearchOptions) -> Placed:
+    """The ILP's placements of a pool alone, every table in the recipe's weight precision.
+
+    Raises:
+        InfeasibleError: none was found.
+    """
+    precision = ctx.model.precision
+    recipe = precision.model_copy(update={"embeddings": precision.embeddings[:1]})
+    model = ctx.model.model_copy(update={"precision": recipe})
+    _, placements = solve_alone(replace(ctx, model=model), options)
+    if placements is None:
+        raise InfeasibleError("no placement was found without narrower weights")
+    return Placed(placements)
 
 
 def league(

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from planner.baselines.league import ILP, League, Standing
+from planner.baselines.league import ILP, ILP_RECIPE, League, Standing
 from planner.report.text import columns, indented, milliseconds, percent, section, size
 
 NAMES = {
     ILP: "hwplan (ILP)",
+    ILP_RECIPE: "  with recipe's weights",
     "torchrec": "TorchRec's planner",
     "torchrec_greedy": "TorchRec-style greedy",
     "hugectr": "HugeCTR-style greedy",

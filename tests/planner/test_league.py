@@ -4,6 +4,7 @@ import pytest
 
 from planner.baselines.league import (
     ILP,
+    ILP_RECIPE,
     Entry,
     League,
     OtherCost,
@@ -148,3 +149,18 @@ def test_contexts_of_a_plan_evaluate_to_the_plan(two_vendors: ClusterSpec) -> No
     contexts = planned_contexts(plan, job)
     again = evaluate(contexts, {name: pool.placements for name, pool in plan.pools.items()})
     assert again.step_s * 1e3 == pytest.approx(plan.predicted.step_ms)
+
+
+def test_recipe_weights_take_the_narrower_weights_out() -> None:
+    model = load_model("de_tiny")
+    assert len(model.precision.embeddings) > 1
+    (both,) = leagues(ONE, model, BATCH, LOOSE)
+    rows = {standing.planner: standing for standing in both.standings}
+    with_recipe, greedy = rows[ILP_RECIPE].step_ms, rows["torchrec_greedy"].step_ms
+    assert with_recipe is not None and greedy is not None
+    assert both.lower_bound_ms <= with_recipe <= greedy * 1.05
+    recipe = model.precision.model_copy(update={"embeddings": model.precision.embeddings[:1]})
+    fixed = model.model_copy(update={"precision": recipe})
+    (only,) = leagues(ONE, fixed, BATCH, LOOSE)
+    assert ILP_RECIPE not in {standing.planner for standing in only.standings}
+    assert only.standings[0].step_ms == pytest.approx(with_recipe, rel=0.05)
