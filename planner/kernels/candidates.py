@@ -46,6 +46,9 @@ def _shapes(layout: Layout) -> Iterator[tuple[int, int, int]]:
         # Slower than tiles of half the height, which leave a unit more programs.
         if (block_m == BLOCKS[-1] and block_n <= 32) or (block_n == BLOCKS[-1] and block_m == 16):
             continue
+        # For a few rows only, whose steps are short as it is.
+        if layout is not Layout.TN and block_m == BLOCKS[0] and line == LINES[0]:
+            continue
         # Long sums in small tiles: only long steps are worth their cost.
         if layout is Layout.TN and (
             (line == LINES[0] and area <= LARGE // 8) or (line == LINES[-1] and area > LARGE // 2)
@@ -89,7 +92,7 @@ def _nvidia(dtype: Dtype, layout: Layout) -> Iterator[TileConfig]:
         # A 4-byte operand across k is transposed on its way to wgmma: tiles for mma.sync win,
         # unless C is narrow or the operand's size is odd.
         across = dtype.bytes == 4 and layout is not Layout.NT
-        if across and WGMMA_ROWS <= block_m < 256 and LARGE // 4 <= area <= LARGE:
+        if across and WGMMA_ROWS <= block_m < 256 and LARGE // 4 < area <= LARGE:
             continue
         warps = _warps(dtype, layout, area)
         for stages, num_warps, split_k in itertools.product(

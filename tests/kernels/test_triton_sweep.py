@@ -35,7 +35,7 @@ def h200() -> DeviceProfile:
 @cache
 def measured(path: Path) -> tuple[Sweep, np.ndarray]:
     """Tiles, and their predicted seconds by the shipped constants."""
-    sweep = read_sweep(path, h200())
+    sweep = read_sweep([path], h200())
     return sweep, Predictor(h200(), sweep).by(h200())
 
 
