@@ -88,7 +88,9 @@ def test_absolute_times_of_near_best_tiles() -> None:
 def test_what_a_choice_gives_up_by_hand() -> None:
     sweep, _ = measured(OWN)
     few = sweep.rows(np.arange(len(sweep.us)) < 6)._replace(
-        product=np.array([0, 0, 0, 0, 0, 1]), us=np.array([3.0, 2.0, 4.0, 5.0, 1.0, 7.0])
+        product=np.array([0, 0, 0, 0, 0, 1]),
+        us=np.array([3.0, 2.0, 4.0, 5.0, 1.0, 7.0]),
+        candidate=np.ones(6, dtype=bool),
     )
     choice = choose(few, np.array([1.0, 2.0, 3.0, 4.0, 5.0, 9.0]), (0, 1))
     assert choice.first.tolist() == [1 / 3, 1.0]
