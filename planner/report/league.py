@@ -42,13 +42,20 @@ def _league(league: League, console: Console) -> None:
     rated = any(standing.other for standing in league.standings)
     headings = ["step ms", "x plan", "tables ms", "slowest rank", "its memory"]
     headings += ["TorchRec's ms"] if rated else []
-    table = columns("planner", *headings, "", right=headings)
+    table = columns("planner", *headings, right=headings)
     for standing in league.standings:
-        cells = [NAMES.get(standing.planner, standing.planner), *_cells(standing)]
+        cells = [_name(standing), *_cells(standing)]
         if rated:
             cells.append(_other(standing))
-        table.add_row(*(escape(cell) for cell in cells), escape(standing.note))
+        table.add_row(*(escape(cell) for cell in cells))
     indented(console, table)
+    for standing in league.standings:
+        if standing.note:
+            indented(console, escape(f"{_name(standing).strip()}: {standing.note}"))
+
+
+def _name(standing: Standing) -> str:
+    return NAMES.get(standing.planner, standing.planner)
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
