@@ -28,10 +28,11 @@ import torch
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
-from trainers.kernels.bench import default_shapes, model_gemms
 from trainers.kernels.build import KernelKey, output_dtype
+from trainers.kernels.cache import compile_to_cache
 from trainers.kernels.launch import device_arch, multiply
-from trainers.kernels.timing import VENDOR_MEASURED_US, compile_all, least_us, operands, vendor
+from trainers.kernels.shapes import default_shapes, model_gemms
+from trainers.kernels.timing import VENDOR_MEASURED_US, least_us, operands, vendor
 
 BATCHES = (512, 2048, 8192, 27648, 65536)
 LAYERS = {
@@ -188,8 +189,8 @@ def main() -> None:
             del a, b
         stream.flush()
         print(f"vendor: {time.monotonic() - began:.0f} s", flush=True)
-        failed = compile_all([key for _, configs in plan for _, key in configs])
-        print(*failed[:3], sep="\n")
+        failed = compile_to_cache([key for _, configs in plan for _, key in configs])
+        print(*list(failed.items())[:3], sep="\n")
         print(f"compiled, {len(failed)} failed: {time.monotonic() - began:.0f} s", flush=True)
         done = 0
         for problem, configs in plan:

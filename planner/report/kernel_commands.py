@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from planner.report.plan_kernels import tile_words
 from planner.report.text import columns, indented, microseconds, percent, section
-from planner.specs.device import DeviceProfile
+from planner.specs.device import Constant, DeviceProfile
 from planner.specs.kernels import Backend, Gemm, RankedKernel, TileConfig
 from planner.specs.units import Dtype
 
@@ -52,7 +52,7 @@ def render_selection(
     console.print()
     indented(console, table)
     console.print()
-    indented(console, escape(_why(device, first)))
+    indented(console, escape(_why(device, dtype, gemm, first)))
 
 
 def _words(kernel: RankedKernel) -> str:
@@ -62,39 +62,61 @@ def _words(kernel: RankedKernel) -> str:
 def _amd_words(tile: TileConfig) -> str:
     if not tile.matrix_instr_nonkdim:
         return ""
-    return f", matrix instruction {tile.matrix_instr_nonkdim}, waves {tile.waves_per_eu}"
+    return (
+        f", matrix instruction {tile.matrix_instr_nonkdim}, waves {tile.waves_per_eu}, "
+        f"kpack {tile.kpack}"
+    )
 
 
-def _why(device: DeviceProfile, first: RankedKernel) -> str:
-    gemm = device.gemm.compute_efficiency
-    error = "" if gemm.error is None else f", mean error {percent(gemm.error)}"
-    vendor = f"vendor model: {gemm.provenance}{error}"
+def _basis(constant: Constant) -> str:
+    """Where a model's constants come from, and its error."""
+    error = "" if constant.error is None else f", mean error {percent(constant.error)}"
+    return f"{constant.provenance}{error}"
+
+
+def _why(device: DeviceProfile, dtype: Dtype, gemm: Gemm, first: RankedKernel) -> str:
+    vendor = f"vendor model: {_basis(device.gemm.compute_efficiency)}"
     if device.triton is None:
         return f"{device.name} has no Triton kernels ({vendor})."
     margin = device.triton.margin
     rule = f"Triton runs where it is predicted to win by more than {percent(margin.value)}"
     won = "it does here" if first.backend is Backend.TRITON else "it does not here"
-    return f"{rule}: {won}. Triton margin: {margin.provenance}; {vendor}."
+    wanted = f"{gemm.layout}_{32 if dtype.bytes == 4 else 16}"
+    loop = next(loop for name, loop in device.triton.loops.items() if name == wanted)
+    return f"{rule}: {won}. Triton model: {_basis(loop.shared_efficiency)}; {vendor}."
 
 
-def render_store(manifest: dict[str, Any], folder: Path, console: Console) -> None:
-    """A kernel store: what was compiled for which architecture, what was dropped and why."""
-    kernels, dropped = manifest["kernels"], manifest["dropped"]
+def render_store(facts: dict[str, Any], folder: Path, console: Console) -> None:
+    """A kernel store: what each pool got, what was dropped and why."""
+    kernels, dropped = facts["kernels"], facts["dropped"]
     total = len(kernels) + len(dropped)
-    console.print(f"[bold]{len(kernels)} of {total} kernels compiled[/bold]")
-    numbers = ("compiled", "dropped", "most registers", "most LDS bytes")
-    table = columns("arch", *numbers, right=numbers)
-    for arch in sorted({item["name"]["arch"] for item in (*kernels, *dropped)}):
-        mains = [item["main"] for item in kernels if item["name"]["arch"] == arch]
+    console.print(
+        f"[bold]{len(kernels)} of {total} kernels compiled in {facts['seconds']:,.1f} s[/bold]"
+    )
+    numbers = ("products", "compiled", "dropped", "most registers", "most LDS bytes")
+    table = columns("pool", "arch", *numbers, right=numbers)
+    for pool in facts["pools"]:
         table.add_row(
-            arch,
-            f"{len(mains)}",
-            f"{sum(item['name']['arch'] == arch for item in dropped)}",
-            f"{max((main['registers'] for main in mains), default=0)}",
-            f"{max((main['lds_bytes'] for main in mains), default=0):,}",
+            escape(pool["pool"]),
+            pool["arch"],
+            f"{pool['products']}",
+            f"{pool['compiled']}",
+            f"{pool['dropped']}",
+            f"{pool['most_registers']}",
+            f"{pool['most_lds_bytes']:,}",
         )
     console.print()
     indented(console, table)
+    for pool in facts["pools"]:
+        if pool["next_instead"] or pool["vendor_instead"]:
+            console.print()
+            indented(
+                console,
+                f"{escape(pool['pool'])}: the first choice of "
+                f"{pool['next_instead'] + pool['vendor_instead']} products was dropped: "
+                f"{pool['next_instead']} run the next one, "
+                f"{pool['vendor_instead']} the vendor's library",
+            )
     if dropped:
         section(console, "Dropped")
         for reason, count in Counter(_drop_words(item) for item in dropped).most_common():
@@ -120,6 +142,10 @@ def render_bench(report: dict[str, Any], console: Console) -> None:
         f"[bold]{len(measured)} of {report['asked']} products on {escape(report['gpu'])} "
         f"(profile {escape(report['device'])})[/bold]"
     )
+    if not report["exhaustive"]:
+        console.print("Only the first tiles of the selector were measured: best is best of those.")
+    if report["unusable"]:
+        console.print(f"Products without a selected tile that runs here: {report['unusable']}")
     table = columns("speed of", "against", "geo. mean", "least", "products",
                     right=("geo. mean", "least", "products"))  # fmt: skip
     rows = (

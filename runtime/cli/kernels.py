@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from planner.specs.errors import UsageError
 from planner.specs.kernels import Epilogue, Layout
 from planner.specs.units import Dtype
-from runtime.cli.options import AsJson
+from runtime.cli.options import AsJson, output_file
 from runtime.cli.output import counting, write_json, write_report
 from runtime.stdout import stdout_for_results
-
-if TYPE_CHECKING:
-    from trainers.kernels.bench import Shape
 
 kernels = typer.Typer(
     help="Which kernel runs a matrix product: choose, compile ahead of time, measure.",
@@ -82,12 +81,19 @@ def compile_plan(
     from planner.specs.plan import load_plan
 
     require_triton()
+    wanted = load_plan(plan)
+    began = time.monotonic()
     with stdout_for_results():
         from trainers.kernels.offline import compile_plan as run
+        from trainers.kernels.offline import summarise
 
         with counting("compiling kernels") as progress:
-            manifest = run(load_plan(plan), out, pools=pool or (), jobs=jobs, progress=progress)
-    facts = manifest.model_dump(mode="json")
+            manifest = run(wanted, out, pools=pool or (), jobs=jobs, progress=progress)
+    facts = {
+        "seconds": time.monotonic() - began,
+        "pools": [item.model_dump() for item in summarise(wanted, manifest, pool or ())],
+        **manifest.model_dump(mode="json"),
+    }
     if as_json:
         write_json(facts)
     else:
@@ -104,10 +110,30 @@ def bench(
         Path | None,
         typer.Option("--shapes", metavar="FILE", help="CSV with the columns m,n,k,layout,dtype."),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="PLAN", help="Measure this plan's products on the device."),
+    ] = None,
+    dtypes: Annotated[
+        str | None,
+        typer.Option("--dtypes", metavar="D,D,…", help="Only these precisions, e.g. bf16,tf32."),
+    ] = None,
+    exhaustive: Annotated[
+        bool,
+        typer.Option(
+            "--exhaustive/--quick", help="All candidates, or only the selector's first ones."
+        ),
+    ] = True,
     top_k: TopK = 4,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=1, help="Stop after about so long.")
     ] = 600.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", callback=output_file, help="Also write all figures (JSON)."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the chosen kernels against all candidates and the vendor's library on this GPU.
@@ -115,22 +141,60 @@ def bench(
     In Python: trainers.kernels.bench.bench(device, shapes, timer).
     """
     require_triton()
+    precisions = _precisions(dtypes)
+    if plan is not None and shapes is not None:
+        raise UsageError(
+            "both say which products to measure",
+            field="--plan, --shapes",
+            fix="leave one of them out",
+        )
     with stdout_for_results():
         from trainers.kernels.bench import bench as run
-        from trainers.kernels.bench import default_shapes, device_at_hand, read_shapes
+        from trainers.kernels.bench import device_at_hand
+        from trainers.kernels.shapes import shapes_of
         from trainers.kernels.timing import Gpu
 
         profile = device_at_hand(device)
-        wanted: tuple[Shape, ...] = default_shapes() if shapes is None else read_shapes(shapes)
+        wanted = shapes_of(shapes, plan, precisions, profile.name)
         with counting("measuring kernels") as progress:
-            found = run(profile, wanted, Gpu(), top_k=top_k, seconds=seconds, progress=progress)
+            found = run(
+                profile,
+                wanted,
+                Gpu(),
+                top_k=top_k,
+                exhaustive=exhaustive,
+                seconds=seconds,
+                progress=progress,
+            )
     from planner.report.kernel_commands import render_bench
+    from planner.specs.base import write_atomically
 
     facts: dict[str, Any] = found.model_dump(mode="json")
+    if out is not None:
+        write_atomically(out, json.dumps(facts, indent=1) + "\n")
     if as_json:
         write_json(facts)
     else:
         write_report(lambda console: render_bench(facts, console))
+
+
+def _precisions(words: str | None) -> tuple[Dtype, ...] | None:
+    """The precisions of a comma-separated list.
+
+    Raises:
+        UsageError: a word is none.
+    """
+    if words is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(Dtype(word.strip()) for word in words.split(",")))
+    except ValueError:
+        raise UsageError(
+            "must be precisions with commas between them",
+            field="--dtypes",
+            value=words,
+            fix=f"use some of {', '.join(Dtype)}",
+        ) from None
 
 
 def require_triton() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,15 @@ import triton
 from planner.search import SearchOptions, plan_job
 from planner.specs.base import sha256
 from planner.specs.cluster import BridgeSpec, ClusterSpec, PoolSpec
-from planner.specs.errors import SpecError, UsageError
+from planner.specs.errors import RunError, SpecError, UsageError
 from planner.specs.kernels import Backend, Gemm, Layout, PlannedGemm, RankedKernel, TileConfig
 from planner.specs.load import load_device, load_model
 from planner.specs.plan import Plan, load_plan, save_plan
 from planner.specs.units import Dtype
 from trainers.kernels import build
-from trainers.kernels.build import KernelKey, output_dtype
+from trainers.kernels import prepare as prepare_module
+from trainers.kernels.build import Compiled, KernelKey, output_dtype
+from trainers.kernels.linear import KernelTable
 from trainers.kernels.offline import (
     Request,
     compile_all,
@@ -31,8 +36,10 @@ from trainers.kernels.offline import (
     compile_request,
     pool_keys,
     requests,
+    summarise,
 )
-from trainers.kernels.store import MANIFEST, KernelStore
+from trainers.kernels.store import MANIFEST, KernelName, KernelStore, Manifest
+from trainers.kernels.usage import usage_of
 
 SMALL = TileConfig(block_m=32, block_n=32, block_k=32, num_warps=4, num_stages=2)
 SPLIT = TileConfig(block_m=32, block_n=32, block_k=32, num_warps=4, num_stages=2, split_k=4)
@@ -108,8 +115,17 @@ def test_a_copied_store_loads_without_compiling(
         assert (binaries.reduction is not None) == (request.key.tile.split_k > 1)
         assert binaries.main.metadata.name == "gemm" and len(binaries.main.kernel) > 1000
         assert opened.find(request.key) is binaries
-    unknown = KernelKey.of("sm_90", Dtype.FP16, Gemm(8, 8, 8), SMALL, Dtype.FP16)
-    assert opened.find(unknown) is None
+
+
+def test_a_kernel_that_was_never_compiled_is_an_error(plan: Plan, tmp_path: Path) -> None:
+    """A worker on other GPUs than planned must not fall back to the vendor's library unsaid."""
+    compile_plan(plan, tmp_path / "half", pools=["h200"], jobs=1)
+    opened = KernelStore.open(tmp_path / "half", plan)
+    amd, nvidia = requests(plan, ["mi350x"])[0].key, requests(plan, ["h200"])[0].key
+    with pytest.raises(RunError, match=r"for sm_90 only.*gfx950"):
+        opened.find(amd)
+    with pytest.raises(RunError, match="lacks a kernel of the plan"):
+        opened.find(replace(nvidia, dtype=Dtype.FP16))
 
 
 def test_the_manifest_says_what_each_kernel_takes(store: Path) -> None:
@@ -146,9 +162,72 @@ def test_what_spills_or_exceeds_shared_memory_or_fails_is_dropped() -> None:
         assert (found.main is None) == bool(found.reason)
         return found.reason
 
-    assert "spills" in outcome("mi300x", spilling)
+    # All 512 of CDNA's registers, and more.
+    assert re.fullmatch(r"spills \d+ \(registers 512\)", outcome("mi300x", spilling))
     assert "shared memory" in outcome("mi300x", large) and not outcome("h200", large)
     assert "does not compile" in outcome("h200", broken)
+
+
+def test_a_dropped_kernel_gives_way_to_the_next_candidate(plan: Plan, tmp_path: Path) -> None:
+    spilling = TileConfig(
+        block_m=256, block_n=256, block_k=64, num_warps=8, num_stages=2, matrix_instr_nonkdim=16
+    )
+    products = (
+        planned(Layout.NT, 4096, 4096, 4096, spilling, SMALL),
+        planned(Layout.NT, 2048, 4096, 4096, spilling),
+        planned(Layout.NT, 64, 16, 13, SMALL),
+    )
+    pool = plan.pools["mi350x"].model_copy(update={"kernels": products})
+    amd_only = plan.model_copy(update={"pools": {"mi350x": pool}})
+    manifest = compile_plan(amd_only, tmp_path / "kernels", jobs=1)
+    assert [item.reason.split()[0] for item in manifest.dropped] == ["spills"]
+    (found,) = summarise(amd_only, manifest)
+    assert (found.pool, found.arch, found.products) == ("mi350x", "gfx950", 3)
+    assert (found.next_instead, found.vendor_instead) == (1, 1)
+    assert (found.compiled, found.dropped) == (2, 1)
+    table = KernelTable(products, Dtype.BF16, "gfx950", _find_in(manifest))
+    assert [table.product(item.gemm) is not None for item in products] == [True, False, True]
+    opened = KernelStore.open(tmp_path / "kernels", amd_only)
+    assert opened.find(pool_keys(pool, "gfx950")[0]) is None
+
+
+def _find_in(manifest: Manifest) -> Callable[[KernelKey], Compiled | None]:
+    """Of a store, without loading: that takes a GPU."""
+    made = {item.name for item in manifest.kernels}
+    launchers: Any = defaultdict(object)
+    return lambda key: Compiled(launchers, None) if KernelName.of(key) in made else None
+
+
+def test_amd_registers_are_those_of_one_file() -> None:
+    """512 at most, accumulation registers included."""
+    tile = TileConfig(block_m=256, block_n=256, block_k=64, num_warps=4, num_stages=2)
+    key = KernelKey.of("gfx950", Dtype.BF16, Gemm(4096, 4096, 4096), tile, Dtype.BF16)
+    assert 256 < usage_of(build.compiled(key).main).registers <= 512
+
+
+def test_ranks_share_the_compiling_before_the_first_step(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[KernelKey] = []
+    monkeypatch.setattr(
+        prepare_module, "compile_here", lambda key: tried.append(key) or Compiled(None, None)
+    )
+    pool = plan.pools["h200"].model_copy(update={"ranks": 2})
+    first_choices = [key for key in pool_keys(pool, "sm_90") if key.tile in (SMALL, SPLIT)][:2]
+    for rank, order in ((0, first_choices), (1, first_choices[::-1])):
+        tried.clear()
+        assert prepare_module.prepare(pool, "sm_90", rank) == 2
+        assert tried == order
+
+
+def test_an_older_store_is_replaced_and_nothing_is_left_beside_it(
+    plan: Plan, store: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(store, tmp_path / "kernels")
+    (target / "old").write_text("")
+    compile_plan(plan, target, pools=["h200"], jobs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+    assert sorted(path.name for path in target.iterdir()) == ["manifest.json", "sm_90"]
 
 
 def _damage(change: Callable[[Path], None], store: Path, folder: Path) -> Path:

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 
-from planner.cost.dense import Linear, dense_network, step_gemms
 from planner.kernels.candidates import tile_candidates
 from planner.kernels.select import select_kernels
-from planner.specs.base import NonNegativeInt, PositiveFloat, Spec, read_text
+from planner.specs.base import NonNegativeInt, PositiveFloat, Spec
 from planner.specs.device import DeviceProfile
-from planner.specs.errors import SpecError, UsageError
+from planner.specs.errors import UsageError
 from planner.specs.kernels import Backend, Gemm, Layout, TileConfig
-from planner.specs.load import DEVICES, load_device, load_model, names_in
+from planner.specs.load import DEVICES, load_device, names_in
 from planner.specs.units import Dtype
+from trainers.kernels.launch import device_arch
+from trainers.kernels.shapes import Shape
 
-BATCHES = (512, 2048, 8192, 27648, 65536)
-MODELS = ("dlrm", "dlrm_v1_1tb", "wukong_criteo")
-DLRMV4_LAYERS = ((1536, 512), (512, 512), (512, 2048), (512, 1))
-"""(inputs, outputs) of MLPerf recommendation_v4: item MLP, HSTU projections, head."""
-PER_GROUP = 14
-"""Products of each layout and precision."""
-LARGEST_BYTES = 4e9
-COLUMNS = ("m", "n", "k", "layout", "dtype")
+MEASURED_TOGETHER = 21
+"""Products whose kernels are compiled before the first of them is measured."""
+LISTED_TILES = 9
+"""The selector's first ones: measured whether or not they look sensible."""
 SHORT_SPLIT_K = 8192
 """Weight gradients with at least this k and few tiles are where splits of k matter."""
 SMALL_MN = 1024 * 512
-
-
-class Shape(NamedTuple):
-    """A product in one precision."""
-
-    dtype: Dtype
-    gemm: Gemm
 
 
 class Timer(Protocol):
@@ -127,6 +113,10 @@ class Report(Spec):
     top_k: int
     asked: NonNegativeInt
     """Products asked for; fewer are measured if the time ran out."""
+    unusable: NonNegativeInt
+    """Products left out, because none of the selector's first tiles runs on this GPU."""
+    exhaustive: bool
+    """Whether all candidates were measured, or only the selector's first ones."""
     summary: Summary
     measured: tuple[Measured, ...]
 
@@ -137,40 +127,59 @@ def bench(
     timer: Timer,
     *,
     top_k: int = 4,
+    exhaustive: bool = True,
     seconds: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measure every product's candidates.
 
     Args:
-        seconds: no product is begun after so long.
+        exhaustive: all candidates; else only the selector's first ones.
+        seconds: no product is begun after so long, compiling included.
 
     Raises:
-        UsageError: the device has no Triton kernels, or no such precision.
+        UsageError: the device has no such precision, or it cannot be measured, or ``top_k`` is not
+            positive.
     """
+    if top_k < 1:
+        raise UsageError("must be 1 or more", field="top_k", value=top_k, fix="use 4")
+    if any(shape.dtype is Dtype.FP8 for shape in shapes):
+        raise UsageError(
+            "fp8 cannot be compared: torch.matmul does not multiply it",
+            field="dtype",
+            value=Dtype.FP8.value,
+            fix="measure other precisions, for example --dtypes bf16",
+        )
     began = time.monotonic()
-    work = [(shape, _candidates(device, shape)) for shape in shapes]
-    timer.compile((s.dtype, s.gemm, tile) for s, tiles in work for tile in tiles)
-    measured = []
+    work = [(shape, _candidates(device, shape, top_k, exhaustive)) for shape in shapes]
+    found: list[Measured | None] = []
     for done, (shape, tiles) in enumerate(work):
-        if time.monotonic() - began > seconds:
+        if time.monotonic() - began >= seconds:
             break
-        measured.append(_measure(device, shape, tiles, timer, top_k))
+        if done % MEASURED_TOGETHER == 0:
+            together = work[done : done + MEASURED_TOGETHER]
+            timer.compile((s.dtype, s.gemm, tile) for s, tiles in together for tile in tiles)
+        found.append(_measure(device, shape, tiles, timer, top_k))
         if progress is not None:
             progress(done + 1, len(work))
+    measured = tuple(item for item in found if item is not None)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return Report(
         device=device.name,
         gpu=gpu,
         top_k=top_k,
         asked=len(shapes),
+        unusable=len(found) - len(measured),
+        exhaustive=exhaustive,
         summary=summarise(measured),
-        measured=tuple(measured),
+        measured=measured,
     )
 
 
-def _candidates(device: DeviceProfile, shape: Shape) -> tuple[TileConfig, ...]:
-    """All that are not far larger than the matrix, and what the selector ranks highest."""
+def _candidates(
+    device: DeviceProfile, shape: Shape, top_k: int, exhaustive: bool
+) -> tuple[TileConfig, ...]:
+    """What the selector ranks highest, and all that are not far larger than the matrix."""
     gemm = shape.gemm
 
     def sensible(tile: TileConfig) -> bool:
@@ -180,15 +189,16 @@ def _candidates(device: DeviceProfile, shape: Shape) -> tuple[TileConfig, ...]:
         )
         return fits and tile.split_k * tile.block_k < 2 * max(gemm.k, tile.block_k)
 
-    ranked = select_kernels(device, shape.dtype, [gemm], top_k=9)[0]
-    family = tile_candidates(device, shape.dtype, gemm.layout)
+    listed = max(LISTED_TILES, top_k + 1)
+    ranked = select_kernels(device, shape.dtype, [gemm], listed)[0]
+    family = tile_candidates(device, shape.dtype, gemm.layout) if exhaustive else ()
     chosen = (kernel.tile for kernel in ranked if kernel.tile is not None)
     return tuple(dict.fromkeys((*chosen, *filter(sensible, family))))
 
 
 def _measure(
     device: DeviceProfile, shape: Shape, tiles: Sequence[TileConfig], timer: Timer, top_k: int
-) -> Measured:
+) -> Measured | None:
     gemm = shape.gemm
     # One place of the ranking is the vendor's.
     ranked = select_kernels(device, shape.dtype, [gemm], top_k + 1)[0]
@@ -196,6 +206,8 @@ def _measure(
     theirs = next(kernel for kernel in ranked if kernel.tile is None)
     vendor_us, found = timer.tiles_us(shape.dtype, gemm, tiles)
     usable = [kernel for kernel in ours if kernel.tile in found]
+    if not usable:
+        return None
     best = min(found, key=lambda tile: found[tile])
     selected = usable[0]
     assert selected.tile is not None
@@ -244,72 +256,9 @@ def _mean_error(pairs: Iterable[tuple[float, float]]) -> float:
     return math.fsum(errors) / len(errors) if errors else 0.0
 
 
-def default_shapes(seed: int = 0) -> tuple[Shape, ...]:
-    """Products of dlrm, dlrm_v1_1tb, wukong_criteo and dlrmv4 layers at several local batches: as
-    many of each layout and precision."""
-    pool = sorted({Gemm(*gemm[:3], layout=gemm.layout) for gemm in model_gemms()})
-    choose = random.Random(seed)
-    found = []
-    for dtype in (Dtype.BF16, Dtype.TF32):
-        for layout in Layout:
-            group = [gemm for gemm in pool if gemm.layout is layout]
-            found += [Shape(dtype, gemm) for gemm in choose.sample(group, PER_GROUP)]
-    return tuple(found)
-
-
-def model_gemms() -> Iterator[Gemm]:
-    """Products of the models' steps at all ``BATCHES``."""
-    for batch in BATCHES:
-        for name in MODELS:
-            counts = step_gemms(dense_network(load_model(name)).blocks, batch, recompute=False)
-            yield from (gemm for gemm in counts if gemm.batch == 1 and _bytes(gemm) < LARGEST_BYTES)
-        for inputs, outputs in DLRMV4_LAYERS:
-            linear = Linear(inputs, outputs)
-            yield linear.forward(batch)
-            yield from linear.backward(batch)
-
-
-def _bytes(gemm: Gemm) -> float:
-    return 4.0 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
-
-
-def read_shapes(path: str | Path) -> tuple[Shape, ...]:
-    """Products from a CSV file with the columns m, n, k, layout, dtype.
-
-    Raises:
-        SpecError: naming the line and what to change.
-    """
-    rows = csv.DictReader(io.StringIO(read_text(path, "list of shapes")))
-    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-    if missing:
-        raise SpecError(
-            f"the column {missing[0]} is missing",
-            file=path,
-            field="line 1",
-            fix=f"begin with the line {','.join(COLUMNS)}",
-        )
-    found = []
-    for row in rows:
-        try:
-            m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-            shape = Shape(Dtype(row["dtype"]), Gemm(m, n, k, layout=Layout(row["layout"])))
-        except (TypeError, ValueError) as error:
-            raise SpecError(
-                f"not a product: {error}",
-                file=path,
-                field=f"line {rows.line_num}",
-                fix="write three whole numbers, a layout (nt, nn, tn) and a dtype (bf16, tf32, …)",
-            ) from None
-        found.append(shape)
-    if not found:
-        raise SpecError(
-            "no product in it", file=path, fix="add a line such as 8192,512,256,nt,bf16"
-        )
-    return tuple(found)
-
-
 def device_at_hand(name: str) -> DeviceProfile:
-    """The profile called ``name``; ``auto``: that of this machine's first GPU, by its name.
+    """The profile called ``name``; ``auto``: that of this machine's first GPU, by its name, or by
+    its architecture where only one profile has that.
 
     Raises:
         UsageError: no GPU, or none of the shipped profiles is its.
@@ -325,12 +274,16 @@ def device_at_hand(name: str) -> DeviceProfile:
         return load_device(name)
     gpu = torch.cuda.get_device_name()
     words = gpu.lower().replace("-", " ").split()
-    for profile in map(load_device, names_in(DEVICES)):
-        if profile.name in words:
-            return profile
+    shipped = [load_device(shipped_name) for shipped_name in names_in(DEVICES)]
+    named = [profile for profile in shipped if profile.name in words]
+    alike = [profile for profile in shipped if profile.arch == device_arch(0)]
+    for found in (named, alike):
+        if len(found) == 1:
+            return found[0]
+    closest = [profile.name for profile in alike or shipped]
     raise UsageError(
-        f"no device profile for this GPU ({gpu})",
+        f"no device profile for this GPU ({gpu}, {device_arch(0)})",
         field="--device",
         value=name,
-        fix=f"name the closest one: {', '.join(names_in(DEVICES))}, or a profile file",
+        fix=f"name the closest one with --device: {', '.join(closest)}, or a profile file",
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import triton
 from triton.compiler import CompiledKernel
 
-from planner.specs.base import canonical_json
+from planner.fingerprint import hwplan_version
+from planner.specs.base import NonNegativeInt, Spec, canonical_json
 from planner.specs.errors import SpecError, UsageError
+from planner.specs.kernels import PlannedGemm
 from planner.specs.load import load_device
 from planner.specs.plan import Plan, PoolPlan
 from trainers.kernels.build import KernelKey, compiled, gpu_target, output_dtype
@@ -31,7 +32,7 @@ from trainers.kernels.store import (
     content_digest,
     folder_name,
 )
-from trainers.kernels.usage import largest_lds_bytes, refusal, usage_of
+from trainers.kernels.usage import Usage, largest_lds_bytes, refusal, usage_of
 
 Progress = Callable[[int, int], None]
 """Kernels done, kernels in all."""
@@ -125,8 +126,8 @@ def requests(plan: Plan, pools: Sequence[str] = ()) -> tuple[Request, ...]:
             fix=f"use one of {', '.join(plan.pools)}",
         )
     found: dict[KernelKey, Request] = {}
-    for name, pool in plan.pools.items():
-        if (pools and name not in pools) or not pool.kernels:
+    for pool in plan.pools.values() if not pools else (plan.pools[name] for name in pools):
+        if not pool.kernels:
             continue
         device = load_device(pool.device)
         gpu_target(device.arch)
@@ -134,6 +135,63 @@ def requests(plan: Plan, pools: Sequence[str] = ()) -> tuple[Request, ...]:
         for key in pool_keys(pool, device.arch):
             found.setdefault(key, Request(key, limit))
     return tuple(found.values())
+
+
+class PoolKernels(Spec):
+    """A store's kernels from the side of one pool."""
+
+    pool: str
+    arch: str
+    products: NonNegativeInt
+    """Of a step, in the pool's precision, that the plan gives to Triton."""
+    next_instead: NonNegativeInt
+    """Products whose first kernel was dropped, so that another Triton kernel runs."""
+    vendor_instead: NonNegativeInt
+    """Products whose kernels before the vendor's library were all dropped."""
+    compiled: NonNegativeInt
+    """Kernels, shared ones in every pool that has them."""
+    dropped: NonNegativeInt
+    most_registers: NonNegativeInt
+    most_lds_bytes: NonNegativeInt
+
+
+def summarise(plan: Plan, manifest: Manifest, pools: Sequence[str] = ()) -> tuple[PoolKernels, ...]:
+    """What the store means for each pool that has kernels (of ``pools``; none: of all)."""
+    mains = {item.name: item.main for item in manifest.kernels}
+    found = []
+    for name, pool in plan.pools.items():
+        if (pools and name not in pools) or not pool.kernels:
+            continue
+        arch = load_device(pool.device).arch
+        names = [KernelName.of(key) for key in pool_keys(pool, arch)]
+        own = [mains[item] for item in names if item in mains]
+        runs = Counter(_place_that_runs(item, arch, mains) for item in pool.own_kernels)
+        found.append(
+            PoolKernels(
+                pool=name,
+                arch=arch,
+                products=len(pool.own_kernels),
+                next_instead=sum(n for place, n in runs.items() if place),
+                vendor_instead=runs[None],
+                compiled=len(own),
+                dropped=len(names) - len(own),
+                most_registers=max((main.registers for main in own), default=0),
+                most_lds_bytes=max((main.lds_bytes for main in own), default=0),
+            )
+        )
+    return tuple(found)
+
+
+def _place_that_runs(item: PlannedGemm, arch: str, made: Container[KernelName]) -> int | None:
+    """Place among the candidates of the Triton kernel that a worker runs; None: the vendor's."""
+    output = output_dtype(item.dtype, item.layout)
+    for place, candidate in enumerate(item.candidates):
+        if candidate.tile is None:
+            return None
+        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile, output)
+        if KernelName.of(key) in made:
+            return place
+    return None
 
 
 def compile_request(request: Request) -> Outcome:
@@ -144,20 +202,26 @@ def compile_request(request: Request) -> Outcome:
     except Exception as error:  # the compiler's own, of many types: the kernel is left out
         text = str(error).strip() or "no message"
         return Outcome(key, f"does not compile: {type(error).__name__}: {text.splitlines()[0]}")
-    main = _binary(key, False, binaries.main)
-    reduction = None if binaries.reduction is None else _binary(key, True, binaries.reduction)
-    reason = refusal(usage_of(binaries.main), request.lds_limit_bytes)
-    return Outcome(key, reason) if reason else Outcome(key, "", main, reduction)
+    kernels = [kernel for kernel in (binaries.main, binaries.reduction) if kernel is not None]
+    usages = [usage_of(kernel) for kernel in kernels]
+    for usage in usages:
+        reason = refusal(usage, request.lds_limit_bytes)
+        if reason:
+            return Outcome(key, reason)
+    made = [
+        _binary(key, reduction, kernel, usage)
+        for reduction, kernel, usage in zip((False, True), kernels, usages, strict=False)
+    ]
+    return Outcome(key, "", *made)
 
 
-def _binary(key: KernelKey, reduction: bool, kernel: CompiledKernel) -> Binary:
+def _binary(key: KernelKey, reduction: bool, kernel: CompiledKernel, usage: Usage) -> Binary:
     folder = folder_name(key, reduction)
     facts = kernel.metadata._asdict()
     # Triton's hash covers paths of this machine's libraries; the store's files must not.
     facts |= {"hash": folder, "target": vars(facts["target"]), "extern_libs": []}
     metadata = canonical_json(facts).encode()
     code = kernel.asm[binary_extension(key.arch)]
-    usage = usage_of(kernel)
     stored = StoredBinary(
         folder=folder,
         sha256=content_digest(metadata, code),
@@ -218,28 +282,29 @@ def write_store(plan: Plan, outcomes: Sequence[Outcome], folder: str | Path) -> 
     target = Path(folder)
     manifest = _manifest(plan, outcomes)
     try:
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        # Both folders lie beside the target, so that renaming is one step of the file system.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
+            _write_files(Path(beside) / "new", manifest, outcomes)
+            if target.exists():
+                target.rename(Path(beside) / "old")
+            (Path(beside) / "new").rename(target)
     except OSError as error:
         raise SpecError(
             f"cannot be written: {error.strerror}",
             file=target,
-            fix="check that the folder it lies in exists and is writable",
+            fix="check that the folder it lies in exists, is writable and has space",
         ) from None
-    try:
-        for outcome in outcomes:
-            for binary in (outcome.main, outcome.reduction):
-                if binary is not None:
-                    _write_binary(temporary / binary.stored.folder, outcome.key.arch, binary)
-        text = json.dumps(manifest.model_dump(mode="json"), indent=1)
-        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return manifest
+
+
+def _write_files(folder: Path, manifest: Manifest, outcomes: Sequence[Outcome]) -> None:
+    folder.mkdir()
+    for outcome in outcomes:
+        for binary in (outcome.main, outcome.reduction):
+            if binary is not None:
+                _write_binary(folder / binary.stored.folder, outcome.key.arch, binary)
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _write_binary(folder: Path, arch: str, binary: Binary) -> None:
@@ -250,7 +315,7 @@ def _write_binary(folder: Path, arch: str, binary: Binary) -> None:
 
 def _manifest(plan: Plan, outcomes: Sequence[Outcome]) -> Manifest:
     return Manifest(
-        hwplan_version=version("hwplan"),
+        hwplan_version=hwplan_version(),
         triton_version=triton.__version__,
         plan_fingerprint=plan.fingerprint,
         plan_digest=plan.digest,

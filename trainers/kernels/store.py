@@ -1,8 +1,8 @@
 """Kernels compiled ahead of time: a folder that may be copied anywhere, and what reads it.
 
 ``manifest.json`` names the plan, the Triton version and every kernel; each binary lies in a folder
-of its own with Triton's metadata. Nothing is compiled from it or after it: a kernel that the folder
-lacks does not run.
+of its own with Triton's metadata. Nothing is compiled from it or after it: a kernel that was
+dropped does not run, and one that was never compiled is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 from triton.compiler import CompiledKernel
 
 from planner.specs.base import NonNegativeInt, PositiveInt, Spec, read_text, sha256, validate
-from planner.specs.errors import SpecError
+from planner.specs.errors import RunError, SpecError
 from planner.specs.kernels import Epilogue, Layout, TileConfig
 from planner.specs.plan import Plan
 from planner.specs.units import Dtype
@@ -118,6 +118,7 @@ class KernelStore:
         self.manifest = manifest
         self._loaded: dict[KernelKey, Compiled | None] = {}
         self._kernels = {item.name.model_dump_json(): item for item in manifest.kernels}
+        self._dropped = {item.name.model_dump_json() for item in manifest.dropped}
 
     @classmethod
     def open(cls, folder: str | Path, plan: Plan) -> KernelStore:
@@ -162,11 +163,37 @@ class KernelStore:
         return store
 
     def find(self, key: KernelKey) -> Compiled | None:
-        """The binaries of ``key``; None if the store has none."""
+        """The binaries of ``key``; None if it was dropped when the store was made.
+
+        Raises:
+            RunError: the store was made without this kernel: for other GPUs, or other pools.
+        """
         if key not in self._loaded:
-            item = self._kernels.get(KernelName.of(key).model_dump_json())
+            name = KernelName.of(key).model_dump_json()
+            item = self._kernels.get(name)
+            if item is None and name not in self._dropped:
+                raise self._never_compiled(key)
             self._loaded[key] = None if item is None else self._load(key, item)
         return self._loaded[key]
+
+    def _never_compiled(self, key: KernelKey) -> RunError:
+        made = (*self.manifest.kernels, *self.manifest.dropped)
+        archs = sorted({item.name.arch for item in made})
+        if key.arch in archs:
+            return RunError(
+                "the kernel store lacks a kernel of the plan",
+                file=self.folder,
+                field=f"{key.layout} {key.dtype}",
+                value=str(key.tile),
+                fix="compile the kernels of all pools: hwplan kernels compile without --pool",
+            )
+        return RunError(
+            f"the kernel store has kernels for {', '.join(archs)} only",
+            file=self.folder,
+            field="arch",
+            value=key.arch,
+            fix="compile without --pool, or plan with the profile of the GPUs that are there",
+        )
 
     def _load(self, key: KernelKey, item: StoredKernel) -> Compiled:
         main = self._kernel(main_source(key), item.main, key.arch)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,6 +12,7 @@ from triton.runtime.errors import OutOfResources
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
 from trainers.kernels.build import KernelKey, compiled, output_dtype
+from trainers.kernels.cache import compile_to_cache
 from trainers.kernels.launch import TORCH_DTYPE, Product, device_arch
 
 GRAPH_US = 400.0
@@ -78,6 +76,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self._arch = device_arch(0)
+        self._uncompilable: set[KernelKey] = set()
 
     def key(self, dtype: Dtype, gemm: Gemm, tile: TileConfig) -> KernelKey:
         """What is compiled for ``tile``."""
@@ -85,7 +84,7 @@ class Gpu:
 
     def compile(self, wanted: Iterable[tuple[Dtype, Gemm, TileConfig]]) -> None:
         """Into Triton's cache, on all cores."""
-        compile_all([self.key(*one) for one in wanted])
+        self._uncompilable |= compile_to_cache([self.key(*one) for one in wanted]).keys()
 
     def tiles_us(
         self, dtype: Dtype, gemm: Gemm, tiles: Sequence[TileConfig]
@@ -96,34 +95,11 @@ class Gpu:
         found = {}
         for tile in tiles:
             key = self.key(dtype, gemm, tile)
+            if key in self._uncompilable:
+                continue
             try:
                 product = Product(key, gemm.m, gemm.n, gemm.k, compiled(key))
             except OutOfResources:
                 continue
             found[tile] = least_us(partial(product, a, b))
         return vendor_us, found
-
-
-def compile_all(keys: Sequence[KernelKey]) -> list[str]:
-    """On all cores, into Triton's cache; what went wrong, if anything did.
-
-    Splits share a main kernel, so one of each is compiled first.
-    """
-    with_one_split = [
-        replace(key, tile=key.tile.model_copy(update={"split_k": min(key.tile.split_k, 2)}))
-        for key in keys
-    ]
-    failed: set[str] = set()
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for batch in (with_one_split, keys):
-            distinct = list(dict.fromkeys(batch))
-            failed.update(pool.imap_unordered(_compile_one, distinct, chunksize=4))
-    return sorted(failed - {""})
-
-
-def _compile_one(key: KernelKey) -> str:
-    try:
-        compiled.__wrapped__(key)
-    except Exception as error:  # the compiler's own, of many types: reported, and left out
-        return f"{key}: {type(error).__name__}"
-    return ""

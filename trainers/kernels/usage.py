@@ -20,7 +20,7 @@ class Usage:
     """Of one program."""
 
     registers: int
-    """32-bit registers of each thread (AMD: vector and accumulation registers together)."""
+    """32-bit registers of each thread (AMD: architectural and accumulation registers together)."""
     spilled: int
     """Registers (AMD) or bytes (NVIDIA) of each thread that the compiler put into memory."""
     lds_bytes: int
@@ -36,7 +36,8 @@ def usage_of(kernel: CompiledKernel) -> Usage:
             for name, count in re.findall(r"\.(\w+_count): +(\d+)", kernel.asm["amdgcn"])
         }
         spilled = found["vgpr_spill_count"] + found["sgpr_spill_count"]
-        return Usage(found["vgpr_count"] + found["agpr_count"], spilled, lds_bytes)
+        # CDNA's register file is one: agpr_count is a part of vgpr_count.
+        return Usage(found["vgpr_count"], spilled, lds_bytes)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
