@@ -10,7 +10,7 @@ from planner.cost.triton_gemm import tile_seconds
 from planner.kernels import select
 from planner.kernels.candidates import tile_candidates
 from planner.kernels.resources import TileArrays
-from planner.kernels.select import planned_seconds, select_kernels
+from planner.kernels.select import LONGEST_SUM, planned_seconds, select_kernels
 from planner.specs.errors import UsageError
 from planner.specs.kernels import Backend, Epilogue, Gemm, Layout
 from planner.specs.load import load_device
@@ -148,3 +148,15 @@ def test_selection_is_quick() -> None:
         select_kernels(device, Dtype.BF16, gemms)
         took.append(time.process_time() - began)
     assert min(took) / len(gemms) < 300e-6, np.array(took)
+
+
+def test_very_long_sums_are_left_to_the_vendor() -> None:
+    h200 = load_device("h200")
+    at_limit, beyond = (
+        select_kernels(h200, Dtype.BF16, [Gemm(16, 27, k, layout=Layout.TN)])[0]
+        for k in (LONGEST_SUM, LONGEST_SUM + 1)
+    )
+    assert len(at_limit) == 4
+    assert [kernel.backend for kernel in beyond] == [Backend.VENDOR]
+    # Rows of a forward product are no sum.
+    assert len(select_kernels(h200, Dtype.BF16, [Gemm(LONGEST_SUM + 1, 27, 16)])[0]) == 4
