@@ -114,12 +114,17 @@ def _use_planned_kernels(
     # Triton comes with GPU builds of PyTorch only, and CPU pools have no kernels of their own.
     from trainers.kernels.launch import compile_here, device_arch
     from trainers.kernels.linear import KernelTable
+    from trainers.kernels.prepare import prepare
     from trainers.kernels.store import KernelStore
     from trainers.kernels.swap import use_kernels
 
     pool = plan.pools[rank.pool]
-    find = compile_here if kernel_store is None else KernelStore.open(kernel_store, plan).find
     arch = device_arch(rank.device.index or 0)
+    if kernel_store is None:
+        find = compile_here
+        prepare(pool, arch, rank.pool_rank)
+    else:
+        find = KernelStore.open(kernel_store, plan).find
     use_kernels(network, KernelTable(pool.kernels, pool.policy.compute_precision, arch, find))
 
 

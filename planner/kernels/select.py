@@ -51,7 +51,9 @@ def select_kernels(
     """
     _check(gemms, top_k)
     vendor_s = _vendor_seconds(device, dtype, gemms)
-    ranked = [(_kernel(None, time_s),) for time_s in vendor_s.tolist()]
+    ranked: list[tuple[RankedKernel, ...]] = [
+        (_kernel(None, time_s),) for time_s in vendor_s.tolist()
+    ]
     for indices, tiles, times_s in _triton_seconds(device, dtype, gemms):
         best = _best(times_s, top_k)
         best_s = np.take_along_axis(times_s, best, axis=1)

@@ -123,10 +123,13 @@ def _launcher(
 
 
 def compile_here(key: KernelKey) -> Compiled | None:
-    """Binaries compiled on this machine; None if the compiler spills registers to memory."""
+    """Binaries compiled on this machine; None if the compiler fails or spills registers."""
     if INTERPRETED:
         return Compiled(None, None)
-    binaries = compiled(key)
+    try:
+        binaries = compiled(key)
+    except (triton.CompilationError, RuntimeError):  # a pass or the assembler: RuntimeError
+        return None
     return None if usage_of(binaries.main).spilled else binaries
 
 
