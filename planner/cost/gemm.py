@@ -50,7 +50,6 @@ from planner.specs.kernels import Gemm, Layout
 from planner.specs.units import Dtype
 
 Array = NDArray[np.float64]
-Shape = Gemm
 
 TILES = (
     (256, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256),
