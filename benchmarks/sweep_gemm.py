@@ -28,7 +28,7 @@ import torch
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
-from trainers.kernels.build import KernelKey, output_dtype
+from trainers.kernels.build import KernelKey
 from trainers.kernels.cache import compile_to_cache
 from trainers.kernels.launch import device_arch, multiply
 from trainers.kernels.shapes import default_shapes, model_gemms
@@ -153,9 +153,8 @@ def sweep_plan(
     units = torch.cuda.get_device_properties(0).multi_processor_count
     found = []
     for index, (dtype, gemm) in enumerate(problems):
-        output = output_dtype(dtype, gemm.layout)
         configs = sampled(tiles(dtype, gemm, units), per_problem, seed + index)
-        keys = [KernelKey.of(arch, dtype, gemm, tile, output) for tile in configs]
+        keys = [KernelKey.of(arch, dtype, gemm, tile) for tile in configs]
         found.append(((dtype, gemm), list(zip(configs, keys, strict=True))))
     return found
 

@@ -19,6 +19,7 @@ from planner.kernels.planned import planned_kernels
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import UsageError
 from planner.specs.kernels import PlannedGemm
+from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import (
     Alternative,
@@ -51,6 +52,24 @@ def with_batch(model: ModelSpec, global_batch: int | None) -> ModelSpec:
             fix="give 1 or more samples",
         )
     return model.model_copy(update={"global_batch": global_batch})
+
+
+def contexts_of(plan: Plan) -> dict[str, PoolContext]:
+    """What the cost model sees of a plan's working pools, with the device profiles of now."""
+    model = with_batch(plan.model, plan.global_batch)
+    return {
+        name: PoolContext(
+            pool=plan.cluster.pool(name).model_copy(update={"nodes": pool.nodes}),
+            device=load_device(pool.device),
+            model=model,
+            local_batch=pool.local_batch,
+            policy=pool.policy,
+            bridge=plan.cluster.bridge,
+            pools_in_job=len(plan.pools),
+            embedding_interval_steps=plan.exchange.embedding_interval_steps,
+        )
+        for name, pool in plan.pools.items()
+    }
 
 
 def freshest(

@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from torchrec import EmbeddingBagCollection
 from torchrec import optim as torchrec_optim
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -43,7 +43,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import CacheParams, ParameterSharding
-from torchrec.modules.embedding_configs import DataType
 
 from planner.baselines.greedy import CACHE_LOAD_FACTOR
 from planner.baselines.league import OtherCost, Placed
@@ -55,16 +54,17 @@ from planner.specs.errors import InfeasibleError
 from planner.specs.model import ComputeKernel, ShardingType, Table
 from planner.specs.plan import Placement, PoolPlan
 from planner.specs.units import Dtype
+from trainers.models.build import embedding_bags
 
 PER_MS = 1e-3
 MODULE = "embeddings"
 TABLE_COLUMN_WISE = "table_column_wise"
 """TorchRec's name for column shards that stay inside one node."""
 
-_DATA_TYPES = {
-    Dtype.FP32: (DataType.FP32, torch.float32),
-    Dtype.FP16: (DataType.FP16, torch.float16),
-    Dtype.BF16: (DataType.BF16, torch.bfloat16),
+_TORCH_TYPES = {
+    Dtype.FP32: torch.float32,
+    Dtype.FP16: torch.float16,
+    Dtype.BF16: torch.bfloat16,
 }
 _OPTIMIZERS = {
     "sgd": torchrec_optim.SGD,
@@ -155,20 +155,8 @@ class _Pool:
     @cached_property
     def module(self) -> EmbeddingBagCollection:
         """The tables on ``meta``, marked with the optimizer that is fused into their backward."""
-        module = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=table.name,
-                    num_embeddings=table.num_embeddings,
-                    embedding_dim=table.embedding_dim,
-                    feature_names=list(table.feature_names),
-                    pooling=PoolingType.SUM,
-                    data_type=_DATA_TYPES[recipe_type(self.ctx.model, table)][0],
-                )
-                for table in self.tables
-            ],
-            device=torch.device("meta"),
-        )
+        recipe = {table.name: recipe_type(self.ctx.model, table) for table in self.tables}
+        module = embedding_bags(self.tables, recipe)
         for parameter in module.parameters():
             self._mark(parameter)
         return module
@@ -229,7 +217,7 @@ class _Pool:
         placement = pool.placements[table.name]
         tensor = torch.empty(
             (table.num_embeddings, table.embedding_dim),
-            dtype=_DATA_TYPES[placement.data_type][1],
+            dtype=_TORCH_TYPES[placement.data_type],
             device="meta",
         )
         self._mark(tensor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from planner.assemble import with_batch
+from planner.assemble import contexts_of, with_batch
 from planner.baselines.problem import Baseline, placements_of, pool_problem
 from planner.baselines.registry import BASELINES
 from planner.cost.context import PoolContext
@@ -22,9 +22,8 @@ from planner.search import SearchOptions, plan_job
 from planner.specs.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import InfeasibleError
-from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Placement, Plan, PoolPlan
+from planner.specs.plan import Placement, PoolPlan
 from planner.specs.units import GIB
 from planner.study import PoolStudy
 
@@ -129,7 +128,7 @@ def leagues(
     options = replace(options or SearchOptions(), matched=True)
     plan = plan_job(cluster, model, global_batch, options)
     job = with_batch(model, global_batch)
-    contexts = planned_contexts(plan, job)
+    contexts = contexts_of(plan)
     planned = Entry(ILP, {name: pool.placements for name, pool in plan.pools.items()})
     everyone = _placers(contexts) | dict(placers or {})
     if len(job.precision.embeddings) > 1:
@@ -142,23 +141,6 @@ def leagues(
     if alone:
         return (whole,)
     return (whole, *(_pool_league(ctx, entries, options, rate) for ctx in contexts.values()))
-
-
-def planned_contexts(plan: Plan, job: ModelSpec) -> dict[str, PoolContext]:
-    """What the cost model saw of each working pool of a plan."""
-    return {
-        name: PoolContext(
-            pool=plan.cluster.pool(name).model_copy(update={"nodes": pool.nodes}),
-            device=load_device(pool.device),
-            model=job,
-            local_batch=pool.local_batch,
-            policy=pool.policy,
-            bridge=plan.cluster.bridge,
-            pools_in_job=len(plan.pools),
-            embedding_interval_steps=plan.exchange.embedding_interval_steps,
-        )
-        for name, pool in plan.pools.items()
-    }
 
 
 def _placers(contexts: Mapping[str, PoolContext]) -> dict[str, Placer]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from planner.cost.context import PoolContext
+from planner.assemble import contexts_of
 from planner.evaluate import MS, Evaluation, evaluate
 from planner.fingerprint import constants_used
 from planner.search import SearchOptions, plan_job
@@ -150,24 +150,6 @@ def constants(spec: object, path: str = "") -> Iterator[tuple[str, Constant]]:
         fields = {str(name): value for name, value in spec.items()}
     for name, value in fields.items():
         yield from constants(value, f"{path}.{name}" if path else name)
-
-
-def contexts_of(plan: Plan) -> dict[str, PoolContext]:
-    """What the cost model sees of a plan's pools, with the profiles of now."""
-    model = plan.model.model_copy(update={"global_batch": plan.global_batch})
-    return {
-        name: PoolContext(
-            pool=plan.cluster.pool(name).model_copy(update={"nodes": pool.nodes}),
-            device=load_device(pool.device),
-            model=model,
-            local_batch=pool.local_batch,
-            policy=pool.policy,
-            bridge=plan.cluster.bridge,
-            pools_in_job=len(plan.pools),
-            embedding_interval_steps=plan.exchange.embedding_interval_steps,
-        )
-        for name, pool in plan.pools.items()
-    }
 
 
 def _priced(plan: Plan) -> Evaluation:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.assemble import contexts_of
 from planner.baselines.league import (
     ILP,
     ILP_RECIPE,
@@ -11,7 +12,6 @@ from planner.baselines.league import (
     Placed,
     league,
     leagues,
-    planned_contexts,
 )
 from planner.baselines.registry import BASELINES
 from planner.cost.context import PoolContext
@@ -107,7 +107,7 @@ def test_overfull_ranks_are_named_and_stand_behind(dlrm: ModelSpec) -> None:
     """All tables on one rank of a device that cannot hold them."""
     small = replace_device(ONE, "a100")
     plan = plan_job(small, dlrm, 8192, SearchOptions(matched=True))
-    contexts = planned_contexts(plan, dlrm.model_copy(update={"global_batch": 8192}))
+    contexts = contexts_of(plan)
     placements = plan.pools["pool"].placements
     heap = {
         name: placement.model_copy(
@@ -145,8 +145,7 @@ def replace_device(cluster: ClusterSpec, device: str) -> ClusterSpec:
 def test_contexts_of_a_plan_evaluate_to_the_plan(two_vendors: ClusterSpec) -> None:
     model = load_model("de_tiny")
     plan = plan_job(two_vendors, model, 12 * 1024, SearchOptions(matched=True))
-    job = model.model_copy(update={"global_batch": 12 * 1024})
-    contexts = planned_contexts(plan, job)
+    contexts = contexts_of(plan)
     again = evaluate(contexts, {name: pool.placements for name, pool in plan.pools.items()})
     assert again.step_s * 1e3 == pytest.approx(plan.predicted.step_ms)
 

@@ -53,15 +53,20 @@ class KernelKey:
 
     @classmethod
     def of(
-        cls, arch: str, dtype: Dtype, problem: Gemm, tile: TileConfig, output: Dtype
+        cls,
+        arch: str,
+        dtype: Dtype,
+        problem: Gemm,
+        tile: TileConfig,
+        output: Dtype | None = None,
     ) -> KernelKey:
-        """The key of ``problem`` under ``tile``."""
+        """The key of ``problem`` under ``tile``; ``output`` is ``output_dtype`` if left out."""
         return cls(
             arch=arch,
             dtype=dtype,
             layout=problem.layout,
             epilogue=problem.epilogue,
-            output=output,
+            output=output or output_dtype(dtype, problem.layout),
             tile=tile,
             alignment=(alignment(problem.m), alignment(problem.n), alignment(problem.k)),
         )

@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources
 
 from planner.specs.kernels import Epilogue, Gemm, Layout, PlannedGemm
 from planner.specs.units import Dtype
-from trainers.kernels.build import Compiled, KernelKey, output_dtype
+from trainers.kernels.build import Compiled, KernelKey
 from trainers.kernels.launch import TORCH_DTYPE, Product, compile_here
 
 
@@ -60,8 +60,7 @@ def _first_usable(
     for candidate in item.candidates:
         if candidate.tile is None:
             return None
-        output = output_dtype(item.dtype, item.layout)
-        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile, output)
+        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile)
         binaries = find(key)
         if binaries is None:
             continue

@@ -20,7 +20,7 @@ from planner.specs.errors import SpecError, UsageError
 from planner.specs.kernels import PlannedGemm
 from planner.specs.load import load_device
 from planner.specs.plan import Plan, PoolPlan
-from trainers.kernels.build import KernelKey, compiled, gpu_target, output_dtype
+from trainers.kernels.build import KernelKey, compiled, gpu_target
 from trainers.kernels.store import (
     MANIFEST,
     DroppedKernel,
@@ -69,7 +69,7 @@ def pool_keys(pool: PoolPlan, arch: str) -> tuple[KernelKey, ...]:
     """Kernels of every Triton candidate in the pool's precision, those that run first."""
     dtype = pool.policy.compute_precision
     ranked = [
-        (rank, KernelKey.of(arch, dtype, item.gemm, kernel.tile, output_dtype(dtype, item.layout)))
+        (rank, KernelKey.of(arch, dtype, item.gemm, kernel.tile))
         for item in pool.kernels
         if item.dtype is dtype
         for rank, kernel in enumerate(item.candidates)
@@ -184,11 +184,10 @@ def summarise(plan: Plan, manifest: Manifest, pools: Sequence[str] = ()) -> tupl
 
 def _place_that_runs(item: PlannedGemm, arch: str, made: Container[KernelName]) -> int | None:
     """Place among the candidates of the Triton kernel that a worker runs; None: the vendor's."""
-    output = output_dtype(item.dtype, item.layout)
     for place, candidate in enumerate(item.candidates):
         if candidate.tile is None:
             return None
-        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile, output)
+        key = KernelKey.of(arch, item.dtype, item.gemm, candidate.tile)
         if KernelName.of(key) in made:
             return place
     return None

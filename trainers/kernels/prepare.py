@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.specs.plan import PoolPlan
-from trainers.kernels.build import KernelKey, output_dtype
+from trainers.kernels.build import KernelKey
 from trainers.kernels.launch import compile_here
 
 
@@ -22,7 +22,7 @@ def prepare(pool: PoolPlan, arch: str, rank: int) -> int:
     """
     dtype = pool.policy.compute_precision
     keys = {
-        KernelKey.of(arch, dtype, item.gemm, tile, output_dtype(dtype, item.layout)): None
+        KernelKey.of(arch, dtype, item.gemm, tile): None
         for item in pool.own_kernels
         if (tile := item.candidates[0].tile) is not None
     }

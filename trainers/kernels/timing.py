@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from planner.specs.kernels import Gemm, Layout, TileConfig
 from planner.specs.units import Dtype
-from trainers.kernels.build import KernelKey, compiled, output_dtype
+from trainers.kernels.build import KernelKey, compiled
 from trainers.kernels.cache import compile_to_cache
 from trainers.kernels.launch import TORCH_DTYPE, Product, device_arch
 
@@ -80,7 +80,7 @@ class Gpu:
 
     def key(self, dtype: Dtype, gemm: Gemm, tile: TileConfig) -> KernelKey:
         """What is compiled for ``tile``."""
-        return KernelKey.of(self._arch, dtype, gemm, tile, output_dtype(dtype, gemm.layout))
+        return KernelKey.of(self._arch, dtype, gemm, tile)
 
     def compile(self, wanted: Iterable[tuple[Dtype, Gemm, TileConfig]]) -> None:
         """Into Triton's cache, on all cores."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedTensor, PoolingType
 from torchrec.modules.embedding_configs import DataType
 
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, Table
 from planner.specs.units import Dtype
 from trainers.counter_rng import normal, text_counter
 from trainers.data.batch import Batch
@@ -85,6 +85,26 @@ def initialise_dense(network: nn.Module, seed: int) -> None:
             parameter.copy_(normal(seed, text_counter(name), index) * deviation)
 
 
+def embedding_bags(
+    tables: Iterable[Table], data_types: Mapping[str, Dtype]
+) -> EmbeddingBagCollection:
+    """The tables on ``meta``; weights in fp32 where ``data_types`` says nothing of a name."""
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table.name,
+                num_embeddings=table.num_embeddings,
+                embedding_dim=table.embedding_dim,
+                feature_names=list(table.feature_names),
+                pooling=PoolingType.SUM,
+                data_type=_DATA_TYPES[data_types.get(table.name, Dtype.FP32)],
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+
+
 def build_model(
     model: ModelSpec,
     device: torch.device,
@@ -105,20 +125,7 @@ def build_model(
     network = build_network(model)
     initialise_dense(network, seed)
     policy.apply_recompute(network)
-    embeddings = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=table.name,
-                num_embeddings=table.num_embeddings,
-                embedding_dim=table.embedding_dim,
-                feature_names=list(table.feature_names),
-                pooling=PoolingType.SUM,
-                data_type=_DATA_TYPES[(data_types or {}).get(table.name, Dtype.FP32)],
-            )
-            for table in model.all_tables
-        ],
-        device=torch.device("meta"),
-    )
+    embeddings = embedding_bags(model.all_tables, data_types or {})
     features = [name for table in model.all_tables for name in table.feature_names]
     head = Head(network.to(device), features, policy)
     return TrainModel(embeddings, head, policy.loss_scale)
