@@ -9,6 +9,7 @@ import numpy as np
 import pulp
 
 from planner.cost.context import PoolContext
+from planner.cost.dense import recomputable
 from planner.ilp.options import pool_program
 from planner.ilp.program import HBM, HOST, PoolProgram
 from planner.ilp.solve import SolverOptions, run
@@ -64,12 +65,12 @@ class Shortage:
 def shortage(
     pool: PoolSpec, model: ModelSpec, batch: int, bridge: BridgeSpec | None, pools_in_job: int
 ) -> Shortage:
-    """Missing memory at a local batch, with full recompute and the narrowest precisions."""
+    """Missing memory at a local batch, with everything recomputed and the narrowest precisions."""
     device = load_device(pool.device)
     policy = MemoryPolicy(
         compute_precision=narrowest(compute_precisions(device, model)),
         communication_precision=narrowest(model.precision.communication),
-        recompute="full",
+        recompute=recomputable(model),
     )
     ctx = PoolContext(pool, device, model, batch, policy, bridge, pools_in_job)
     program = pool_program(ctx, spill=True)

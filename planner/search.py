@@ -364,7 +364,7 @@ def _considered(search: Search) -> Iterator[Alternative]:
 def _describe(scored: Scored) -> str:
     policies = [one.context.policy for one in scored.solved]
     words = ", ".join(
-        f"{policy.compute_precision}{'' if policy.recompute == 'none' else ' recomputed'}"
+        f"{policy.compute_precision}{' recomputed' if policy.recompute else ''}"
         for policy in policies
     )
     return f"{scored.crew.label}; {words}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.cost.context import PoolContext
+from planner.cost.dense import recomputable
 from planner.cost.graph import pool_step_graph
 from planner.cost.step import EXCHANGE_PREFIX, StepGraph
 from planner.evaluate import placement_of
@@ -265,7 +266,7 @@ class PoolStudy:
         return sum(max(0.0, theirs.seconds - mine.seconds) for mine, theirs in pairs)
 
     def _bounds(self, batch: int, policy: MemoryPolicy, waits: Waits) -> list[Candidate]:
-        again = policy.model_copy(update={"recompute": "full"})
+        again = policy.model_copy(update={"recompute": recomputable(self.model)})
         roomy = self.program(batch, policy, spill=False)
         ignoring_s = self._dense_s(batch, policy, waits)
         if roomy is not None:

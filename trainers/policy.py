@@ -42,7 +42,8 @@ class ComputePolicy:
     """How the dense network computes."""
 
     precision: Dtype = Dtype.FP32
-    recompute: bool = False
+    recompute: tuple[str, ...] = ()
+    """Blocks of the network whose activations are computed again."""
 
     @classmethod
     def of(cls, policy: MemoryPolicy) -> ComputePolicy:
@@ -58,7 +59,7 @@ class ComputePolicy:
                 value=policy.compute_precision.value,
                 fix="leave it out of the model's precision.compute and plan again",
             )
-        return cls(policy.compute_precision, policy.recompute == "full")
+        return cls(policy.compute_precision, policy.recompute)
 
     @property
     def loss_scale(self) -> float:
@@ -79,10 +80,10 @@ class ComputePolicy:
         return scaled
 
     def apply_recompute(self, network: nn.Module) -> None:
-        """Switch recomputation of every MLP on or off."""
-        for module in network.modules():
+        """Switch recomputation of the network's blocks on or off."""
+        for name, module in network.named_children():
             if hasattr(module, "recompute"):
-                module.recompute = self.recompute
+                module.recompute = name in self.recompute
 
     def apply_matmul_precision(self) -> None:
         """TF32 only where it was planned (process-wide: one rank is one process)."""

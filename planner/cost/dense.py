@@ -101,8 +101,15 @@ class Block:
     forward_kernels: int = 0
     """Elementwise operators, without epilogues."""
     backward_kernels: int = 0
-    recomputable: bool = False
-    """Whether ``full`` recompute drops its activations."""
+    name: str = ""
+    """Of a block whose activations may be recomputed, as the policy names it; else empty."""
+    inputs_floats: float = 0.0
+    """Activations per sample that are kept even if the block is recomputed: its inputs."""
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether a policy may drop its activations."""
+        return bool(self.name)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -156,16 +163,18 @@ def operators(blocks: Sequence[Block]) -> int:
     return products + passes + elementwise
 
 
-def step_gemms(blocks: Sequence[Block], batch: int, recompute: bool = False) -> dict[Gemm, int]:
+def step_gemms(
+    blocks: Sequence[Block], batch: int, recompute: Sequence[str] = ()
+) -> dict[Gemm, int]:
     """Every distinct product of a step, forward order first, and how often it runs.
 
     Args:
         batch: samples of the rank.
-        recompute: whether recomputable blocks run forward twice.
+        recompute: names of the blocks that run forward twice.
     """
     counts: Counter[Gemm] = Counter()
     for block in blocks:
-        times = 2 if recompute and block.recomputable else 1
+        times = 2 if block.name in recompute else 1
         for gemm in block.forward(batch):
             counts[gemm] += times
     for block in blocks:
@@ -174,6 +183,7 @@ def step_gemms(blocks: Sequence[Block], batch: int, recompute: bool = False) -> 
 
 
 def _mlp(
+    name: str,
     inputs: int,
     widths: Sequence[int],
     *,
@@ -200,7 +210,8 @@ def _mlp(
         backward_floats=3 * sum(activated) + sum(outputs),
         saved_floats=inputs * rows + sum(activated),
         backward_kernels=len(activated) + len(outputs),
-        recomputable=True,
+        name=name,
+        inputs_floats=inputs * rows,
     )
 
 
@@ -265,7 +276,7 @@ def _factorisation(fields: int, dim: int) -> Block:
     )
 
 
-def _wukong_layer(fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...]:
+def _wukong_layer(index: int, fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...]:
     """Linear compression block beside a factorisation machine X (X^T Y), with residual.
 
     The residual's projection is there where the number of fields changes.
@@ -291,17 +302,17 @@ def _wukong_layer(fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...
     )
     return (
         interaction,
-        _mlp(flat, (*layer.fmb_mlp, layer.fmb * dim), activate_last=False),
+        _mlp(f"fmb_{index}", flat, (*layer.fmb_mlp, layer.fmb * dim), activate_last=False),
     )
 
 
 def _top_after_wukong(model: ModelSpec, fields: int) -> tuple[Block, ...]:
     dim = model.all_tables[0].embedding_dim
     blocks: list[Block] = [_concatenation(fields * dim)]
-    for layer in model.wukong_layers:
-        blocks.extend(_wukong_layer(fields, dim, layer))
+    for index, layer in enumerate(model.wukong_layers):
+        blocks.extend(_wukong_layer(index, fields, dim, layer))
         fields = layer.lcb + layer.fmb
-    return (*blocks, _mlp(fields * dim, model.top_mlp, activate_last=False))
+    return (*blocks, _mlp("top", fields * dim, model.top_mlp, activate_last=False))
 
 
 @lru_cache(maxsize=64)
@@ -312,7 +323,13 @@ def dense_network(model: ModelSpec) -> DenseNetwork:
     dense_width = model.dense_features
     if model.bottom_mlp:
         bottom = (
-            _mlp(model.dense_features, model.bottom_mlp, activate_last=True, input_gradient=False),
+            _mlp(
+                "bottom",
+                model.dense_features,
+                model.bottom_mlp,
+                activate_last=True,
+                input_gradient=False,
+            ),
         )
         dense_width = model.bottom_mlp[-1]
     width = dense_width + pooled
@@ -323,13 +340,13 @@ def dense_network(model: ModelSpec) -> DenseNetwork:
         top = (
             _concatenation(width),
             _dot(vectors, dense_width),
-            _mlp(joined, model.top_mlp, activate_last=False),
+            _mlp("top", joined, model.top_mlp, activate_last=False),
         )
     elif isinstance(model.interaction, DcnInteraction):
         top = (
             _concatenation(width),
             _cross(width, model.interaction),
-            _mlp(width, model.top_mlp, activate_last=False),
+            _mlp("top", width, model.top_mlp, activate_last=False),
         )
     elif model.arch is Architecture.DEEPFM:
         dim = model.all_tables[0].embedding_dim
@@ -343,7 +360,7 @@ def dense_network(model: ModelSpec) -> DenseNetwork:
             _concatenation(width),
             _factorisation(fields, dim),
             *linear,
-            _mlp(width, model.top_mlp, activate_last=False),
+            _mlp("top", width, model.top_mlp, activate_last=False),
         )
     elif model.arch is Architecture.WUKONG:
         top = _top_after_wukong(model, width // dense_width)
@@ -355,6 +372,11 @@ def dense_network(model: ModelSpec) -> DenseNetwork:
         top = (
             *strided,
             _concatenation(dense_width + read),
-            _mlp(dense_width + read, model.top_mlp, activate_last=False),
+            _mlp("top", dense_width + read, model.top_mlp, activate_last=False),
         )
     return DenseNetwork(bottom, top, pooled)
+
+
+def recomputable(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the blocks whose activations a policy may drop, in forward order."""
+    return tuple(block.name for block in dense_network(model).blocks if block.recomputable)

@@ -1,7 +1,7 @@
 """Time and activation memory of the dense network on one rank, under its memory policy.
 
 Products with their epilogues by the kernels that the policy allows, everything else by bytes moved.
-``full`` recompute runs the MLPs' forward again in the backward pass and keeps only their inputs.
+A recomputed block runs forward again in the backward pass, and only its inputs are kept.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def backward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
         sum(block.backward_floats for block in blocks),
         sum(block.backward_kernels for block in blocks),
     )
-    if ctx.policy.recompute == "full":
-        seconds += forward_seconds(ctx, [block for block in blocks if block.recomputable])
-    return seconds
+    again = [block for block in blocks if block.name in ctx.policy.recompute]
+    return seconds + forward_seconds(ctx, again)
 
 
 def _seconds(ctx: PoolContext, gemms: Sequence[Gemm], floats: float, operators: int) -> float:
@@ -89,16 +88,15 @@ def _seconds(ctx: PoolContext, gemms: Sequence[Gemm], floats: float, operators: 
 def saved_activation_bytes(ctx: PoolContext) -> int:
     """Activations that live from forward to backward, under the recompute policy.
 
-    ``full`` keeps each MLP's input, and while one MLP is recomputed its own activations too.
+    A recomputed block keeps its inputs, and while one is recomputed its own activations too.
     """
     network = dense_network(ctx.model)
     per_element = activation_bytes_per_element(ctx.policy.compute_precision)
-    if ctx.policy.recompute == "none":
-        floats = sum(block.saved_floats for block in network.blocks)
-        return int(floats * ctx.local_batch * per_element)
-    recomputed = [block for block in network.blocks if block.recomputable]
-    kept = sum(block.saved_floats for block in network.blocks if not block.recomputable)
-    kept += sum(block.linears[0].inputs for block in recomputed)
+    recomputed = [block for block in network.blocks if block.name in ctx.policy.recompute]
+    kept = sum(
+        block.saved_floats for block in network.blocks if block.name not in ctx.policy.recompute
+    )
+    kept += sum(block.inputs_floats for block in recomputed)
     kept += max((block.saved_floats for block in recomputed), default=0.0)
     return int(kept * ctx.local_batch * per_element)
 

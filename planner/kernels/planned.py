@@ -27,7 +27,7 @@ def planned_kernels(
     if ctx.policy.kernels == "vendor":
         return ()
     blocks = dense_network(ctx.model).blocks
-    counts = step_gemms(blocks, ctx.local_batch, recompute=ctx.policy.recompute == "full")
+    counts = step_gemms(blocks, ctx.local_batch, ctx.policy.recompute)
     gemms = tuple(counts)
     return tuple(
         PlannedGemm(

@@ -120,7 +120,7 @@ def _pools(plan: Plan, console: Console) -> None:
             percent(plan.share(name)),
             pool.policy.compute_precision,
             pool.policy.communication_precision,
-            pool.policy.recompute,
+            escape(", ".join(pool.policy.recompute) or "none"),
         )
     indented(console, table)
 

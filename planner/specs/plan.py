@@ -35,28 +35,37 @@ from planner.specs.kernels import Backend, PlannedGemm
 from planner.specs.model import ComputeKernel, ModelSpec, ShardingType
 from planner.specs.units import Dtype
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 KernelPolicy = Literal["vendor", "preselected"]
+DenseParallelism = Literal["data_parallel", "sharded_optimizer", "fully_sharded"]
 
 
 class MemoryPolicy(Spec):
     """Per pool: what is kept, in which precision, and what is computed again."""
 
     compute_precision: Dtype
-    recompute: Literal["none", "full"] = "none"
-    """``full``: the MLPs' activations are dropped and computed again in the backward pass."""
+    recompute: tuple[str, ...] = ()
+    """Blocks of the dense network whose activations are dropped and computed again in the backward
+    pass, by name, in forward order (``planner.cost.dense``)."""
+    dense_parallelism: DenseParallelism = "data_parallel"
+    """``data_parallel``: every rank holds the dense network and its optimizer state.
+    ``sharded_optimizer``: each rank of the pool keeps the state of, and updates, its part of the
+    parameters. ``fully_sharded``: parameters and gradients are cut among the ranks too, and
+    gathered block by block."""
     optimizer_state: Literal["device"] = "device"
     communication_precision: Dtype = Dtype.FP32
-    prefetch_depth: PositiveInt = 2
-    """Batches in flight on the device (2: the next batch's ids are distributed meanwhile)."""
+    prefetch_depth: Annotated[int, Field(ge=1, le=3)] = 2
+    """Batches in flight on the device. 1: none ahead. 2: the next batch's ids are distributed
+    meanwhile. 3: and the rows that it misses in ``fused_uvm_caching`` tables are fetched."""
     kernels: KernelPolicy = "vendor"
     """``vendor``: every product of the dense network runs in the vendor's library, by its own
     heuristics. ``preselected``: in the kernel that the plan names."""
 
 
 class Placement(Spec):
-    """Of one table in one pool. Ranks are counted inside the pool, from 0."""
+    """Of one table in one pool. Ranks are counted inside the replica group (the whole pool where
+    there is only one), from 0."""
 
     sharding_type: ShardingType
     compute_kernel: ComputeKernel
@@ -92,6 +101,9 @@ class PoolPlan(Spec):
     """Working devices: nodes x devices_per_node."""
     local_batch: PositiveInt
     """Samples per rank and step."""
+    replica_groups: PositiveInt = 1
+    """Groups of ranks, consecutive and equal, that hold a copy of the tables each, sharded inside
+    the group. Placements count ranks inside a group, and are the same for all of them."""
     policy: MemoryPolicy
     placements: dict[str, Placement]
     memory_bytes: tuple[dict[str, NonNegativeInt], ...]

@@ -361,7 +361,7 @@ def _told(plan: Plan, changed: tuple[Part, ...]) -> str:
     """The new plan in a few words: who works, with how many samples, and how."""
     pools = ", ".join(
         f"{name} {pool.ranks} x {pool.local_batch:,} ({pool.policy.compute_precision}"
-        f"{'' if pool.policy.recompute == 'none' else ', recomputed'})"
+        f"{', recomputed' if pool.policy.recompute else ''})"
         for name, pool in plan.pools.items()
     )
     return f"other {', '.join(changed)}: {pools}"

@@ -20,7 +20,7 @@ GIB = 1024**3
 
 def check_plan(data: dict[str, Any], cluster: str, model: str) -> None:
     """What scripts rely on, and what must be true of any plan."""
-    assert data["schema_version"] == 1 and len(data["fingerprint"]) == 64
+    assert data["schema_version"] == 2 and len(data["fingerprint"]) == 64
     predicted = data["predicted"]
     assert predicted["step_ms"] > 0 and predicted["lower_bound_ms"] <= predicted["step_ms"] * 1.0001
     assert predicted["samples_per_s"] == pytest.approx(
@@ -121,7 +121,7 @@ def test_an_edited_plan_is_refused(toy: tuple[str, str], tmp_path: Path) -> None
     path = tmp_path / "plan.json"
     assert hwplan("plan", "--cluster", toy[0], "--model", toy[1], "--out", str(path)).code == 0
     text = path.read_text()
-    path.write_text(text.replace('"recompute":"none"', '"recompute":"full"', 1))
+    path.write_text(text.replace('"recompute":[]', '"recompute":["top"]', 1))
     assert_fails(hwplan("show", str(path)), 2, "plan.json", "digest", "To fix: ")
     path.write_text(text[:-40])
     assert_fails(hwplan("show", str(path)), 2, "plan.json", "truncated", "To fix: ")

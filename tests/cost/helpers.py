@@ -65,7 +65,7 @@ def context(
     per_node: int = 8,
     local_batch: int = 64,
     model: ModelSpec | None = None,
-    recompute: str = "none",
+    recompute: tuple[str, ...] = (),
     precision: Dtype = Dtype.FP32,
     communication: Dtype = Dtype.FP32,
     pools: int = 1,

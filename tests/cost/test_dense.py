@@ -114,11 +114,11 @@ def enumerated(model: ModelSpec, batch: int, recompute: bool) -> Counter[Gemm]:
     return found
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_products_of_a_step_are_those_of_the_model(recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", [(), ("bottom", "top")])
+def test_products_of_a_step_are_those_of_the_model(recompute: tuple[str, ...]) -> None:
     model = load_model("dlrm")
     assert step_gemms(dense_network(model).blocks, 1365, recompute) == enumerated(
-        model, 1365, recompute
+        model, 1365, bool(recompute)
     )
 
 
@@ -181,11 +181,14 @@ def test_saved_activations_by_hand() -> None:
     assert saved_activation_bytes(context(local_batch=64)) == 64 * 4 * floats
     # Full: both MLPs' inputs, the interaction's, and the larger MLP while it runs again.
     kept = 13 + 7 + 3 * 4 + max(13 + 8 + 4, 7 + 16)
-    assert saved_activation_bytes(context(local_batch=64, recompute="full")) == 64 * 4 * kept
+    assert (
+        saved_activation_bytes(context(local_batch=64, recompute=("bottom", "top")))
+        == 64 * 4 * kept
+    )
 
 
 def test_full_recompute_costs_the_mlps_forward() -> None:
-    plain, full = context(local_batch=4096), context(local_batch=4096, recompute="full")
+    plain, full = context(local_batch=4096), context(local_batch=4096, recompute=("bottom", "top"))
     network = dense_network(plain.model)
     mlps = [block for block in network.top if block.recomputable]
     extra = backward_seconds(full, network.top) - backward_seconds(plain, network.top)

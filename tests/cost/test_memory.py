@@ -82,8 +82,8 @@ def test_pieces_carry_the_sum() -> None:
     assert piece.owner.host_bytes == 1000 * (4 * 4 + 4)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_more_samples_need_more_memory(recompute: str) -> None:
+@pytest.mark.parametrize("recompute", [(), ("top",), ("bottom", "top")])
+def test_more_samples_need_more_memory(recompute: tuple[str, ...]) -> None:
     totals = [
         sum(base_memory_bytes(context(local_batch=size, recompute=recompute)).values())
         for size in (1, 2, 100, 5000)

@@ -27,20 +27,20 @@ def pool(device: str, devices: int = 8) -> PoolSpec:
     return PoolSpec(name="p", device=device, nodes=1, devices_per_node=devices, cpu_cores=cores)
 
 
-def context(model: str, recompute: str = "none") -> PoolContext:
+def context(model: str, recompute: tuple[str, ...] = ()) -> PoolContext:
     policy = MemoryPolicy(
         compute_precision=Dtype.BF16,
-        recompute="full" if recompute == "full" else "none",
+        recompute=recompute,
         kernels="preselected",
     )
     return PoolContext(pool("h200"), load_device("h200"), load_model(model), BATCH, policy)
 
 
-def layers(model: str, recompute: bool) -> Counter[Gemm]:
+def layers(model: str, recompute: tuple[str, ...]) -> Counter[Gemm]:
     """One after another, from the layers' sizes."""
     found: Counter[Gemm] = Counter()
     for block in dense_network(load_model(model)).blocks:
-        again = 2 if recompute and block.recomputable else 1
+        again = 2 if block.name in recompute else 1
         for item in block.products:
             if isinstance(item, Linear):
                 rows = BATCH * item.rows
@@ -60,14 +60,16 @@ def layers(model: str, recompute: bool) -> Counter[Gemm]:
 
 
 @pytest.mark.parametrize("model", ["dlrm", "dlrm_kaggle", "deepfm_criteo", "wukong_criteo"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_every_product_in_every_precision_and_no_other(model: str, recompute: str) -> None:
+@pytest.mark.parametrize("recompute", [(), ("top",), ("bottom", "top")])
+def test_every_product_in_every_precision_and_no_other(
+    model: str, recompute: tuple[str, ...]
+) -> None:
     precisions = (Dtype.BF16, Dtype.TF32)
     items = planned_kernels(context(model, recompute), precisions)
     assert Counter(item.dtype for item in items) == dict.fromkeys(precisions, len(items) / 2)
     for precision in precisions:
         counts = {item.gemm: item.count for item in items if item.dtype is precision}
-        assert counts == layers(model, recompute == "full")
+        assert counts == layers(model, recompute)
 
 
 def test_candidates_are_ranked_and_the_vendor_is_among_them() -> None:

@@ -26,7 +26,7 @@ def test_naive_port_is_the_same_everywhere(naive: Plan, dlrm: ModelSpec) -> None
     policies = {pool.policy.model_dump_json() for pool in naive.pools.values()}
     assert len(policies) == 1
     for pool in naive.pools.values():
-        assert pool.policy.recompute == "none"
+        assert pool.policy.recompute == ()
         assert pool.policy.compute_precision == dlrm.precision.compute[0]
         assert {p.data_type for p in pool.placements.values()} == {dlrm.precision.embeddings[0]}
 

@@ -201,7 +201,7 @@ def test_chosen_row_of_the_considered_table(matched: Plan) -> None:
 
 
 def test_lower_precision_and_recompute_only_where_they_help(matched: Plan) -> None:
-    assert all(pool.policy.recompute == "none" for pool in matched.pools.values())
+    assert all(pool.policy.recompute == () for pool in matched.pools.values())
 
 
 def test_unreachable_batch_names_the_nearest(small: ModelSpec) -> None:

@@ -81,7 +81,7 @@ def _pool(device: str, ranks: int, local_batch: int) -> dict[str, Any]:
 
 
 PLAN: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "hwplan_version": "0.1.0",
     "kind": "planned",
     "fingerprint": "0" * 64,

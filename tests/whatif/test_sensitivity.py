@@ -127,7 +127,7 @@ def test_differences_ignore_small_tables_and_equal_ranks() -> None:
     assert changed(placements={**pool.placements, name: other_way}) == ("placement",)
     assert changed(nodes=2) == ("crew",)
     assert changed(local_batch=7) == ("split",)
-    policy = pool.policy.model_copy(update={"recompute": "full"})
+    policy = pool.policy.model_copy(update={"recompute": ("bottom", "top")})
     assert changed(policy=policy) == ("policy",)
 
 

@@ -70,7 +70,7 @@ def model_gemms() -> Iterator[Gemm]:
     """Products of the models' steps at all ``BATCHES``."""
     for batch in BATCHES:
         for name in MODELS:
-            counts = step_gemms(dense_network(load_model(name)).blocks, batch, recompute=False)
+            counts = step_gemms(dense_network(load_model(name)).blocks, batch)
             yield from (gemm for gemm in counts if gemm.batch == 1 and _bytes(gemm) < LARGEST_BYTES)
         for inputs, outputs in DLRMV4_LAYERS:
             linear = Linear(inputs, outputs)
