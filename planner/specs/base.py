@@ -26,6 +26,8 @@ LARGEST_FILE_BYTES = 128 << 20
 LARGEST_DOCUMENT = 1_000_000
 """Values of a YAML document with its aliases written out."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=128)]
+PoolName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=1_024)]
+"""Of a pool, or of pools that work as one: ``a+b``."""
 
 
 class Spec(BaseModel):

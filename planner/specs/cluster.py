@@ -1,7 +1,13 @@
-"""Cluster spec: pools of identical nodes, and the bridge between pools."""
+"""Cluster spec: pools of identical nodes, the bridge between pools, links that let pools be joined.
+
+Ranks of a pool are numbered node by node. G replica groups cut them into G equal runs, each of
+whole nodes or an equal part of one node.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -16,6 +22,19 @@ from planner.specs.base import (
     problem,
 )
 from planner.specs.units import gbps_to_bytes_per_s
+
+JOIN = "+"
+"""Between the names of pools that work as one."""
+
+
+def group_shape(nodes: int, devices_per_node: int, groups: int) -> tuple[int, int] | None:
+    """(nodes, devices per node) of one replica group; None if the pool cannot be cut so."""
+    if nodes % groups == 0:
+        return nodes // groups, devices_per_node
+    per_node, rest = divmod(groups, nodes)
+    if rest == 0 and devices_per_node % per_node == 0:
+        return 1, devices_per_node // per_node
+    return None
 
 
 class PoolSpec(Spec):
@@ -45,6 +64,25 @@ class PoolSpec(Spec):
         """Devices in the pool."""
         return self.nodes * self.devices_per_node
 
+    @property
+    def parts(self) -> tuple[PoolSpec, ...]:
+        """The cluster file's pools whose nodes work here, each with those nodes."""
+        return (self,)
+
+    def group(self, groups: int) -> PoolSpec:
+        """One of so many equal replica groups.
+
+        Host memory and cores stay those of a whole node, also where the group is a part of one.
+
+        Raises:
+            ValueError: the pool cannot be cut so.
+        """
+        shape = group_shape(self.nodes, self.devices_per_node, groups)
+        if shape is None:
+            raise ValueError(f"{self.nodes} x {self.devices_per_node} devices in {groups} groups")
+        nodes, devices = shape
+        return self.model_copy(update={"nodes": nodes, "devices_per_node": devices})
+
     @model_validator(mode="after")
     def _check(self) -> PoolSpec:
         if self.min_nodes > self.nodes:
@@ -56,6 +94,53 @@ class PoolSpec(Spec):
         if len(set(cores)) < len(cores):
             raise problem(f"cpu_cores {list(cores)} names a core twice", "list each core once")
         return self
+
+
+class JoinedPool(PoolSpec):
+    """Linked pools that work as one: the nodes of the first, then those of the next.
+
+    With fewer nodes than it has, the last ones rest. ``min_nodes`` leaves a node to every member:
+    without one, the others are a pool of their own.
+    """
+
+    name: str
+    members: tuple[PoolSpec, ...]
+    link_gbps_per_device: PositiveFloat
+    """Of the slowest link between two members."""
+
+    @property
+    def parts(self) -> tuple[PoolSpec, ...]:
+        left, found = self.nodes, []
+        for member in self.members:
+            nodes = min(left, member.nodes)
+            left -= nodes
+            if nodes:
+                found.append(member.model_copy(update={"nodes": nodes}))
+        return tuple(found)
+
+    def group(self, groups: int) -> PoolSpec:
+        """One replica group; where each lies inside one member, none of them uses the link."""
+        one = super().group(groups)
+        if any(part.nodes % one.nodes for part in self.parts):
+            return one
+        update = {"name": self.name, "nodes": one.nodes, "devices_per_node": one.devices_per_node}
+        return self.members[0].model_copy(update=update)
+
+
+class LinkSpec(Spec):
+    """Network that one vendor's collectives can use between pools, each with each."""
+
+    pools: Annotated[tuple[Name, ...], Field(min_length=2)]
+    gbps_per_device: PositiveFloat
+    """Bandwidth of one device to the other pools, each way."""
+
+
+def _unlike(one: PoolSpec, other: PoolSpec) -> str:
+    """What keeps two pools from working as one; empty if nothing does."""
+    for name in ("device", "devices_per_node", "nic_gbps_per_device", "host_memory_gib_per_node"):
+        if getattr(one, name) != getattr(other, name):
+            return name
+    return "cpu_cores" if len(one.cpu_cores or ()) != len(other.cpu_cores or ()) else ""
 
 
 class BridgeSpec(Spec):
@@ -79,18 +164,71 @@ class BridgeSpec(Spec):
 
 
 class ClusterSpec(Spec):
-    """Pools and the bridge between them."""
+    """Pools, the bridge between them, and links over which alike pools may work as one."""
 
     name: Name
     description: str = ""
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
     bridge: BridgeSpec | None = None
+    links: tuple[LinkSpec, ...] = ()
     reference_device: str = "b200"
     """Device type that the naive port's recipe was made for."""
 
     def pool(self, name: str) -> PoolSpec:
-        """The pool called ``name`` (KeyError if there is none)."""
-        return next(pool for pool in self.pools if pool.name == name)
+        """The pool called ``name``; ``a+b``: linked pools as one (KeyError if there is none)."""
+        known = {pool.name: pool for pool in self.pools}
+        members = tuple(known[part] for part in name.split(JOIN))
+        if len(members) == 1:
+            return members[0]
+        joined = self.joined(members)
+        if joined is None:
+            raise KeyError(name)
+        return joined
+
+    def joined(self, members: Sequence[PoolSpec]) -> JoinedPool | None:
+        """Several pools as one; None unless all are alike and each is linked with each."""
+        speeds = [self._link_gbps(one, other) for one, other in combinations(members, 2)]
+        if not speeds or not min(speeds):
+            return None
+        first, last = members[0], members[-1]
+        nodes = sum(pool.nodes for pool in members)
+        return JoinedPool(
+            name=JOIN.join(pool.name for pool in members),
+            device=first.device,
+            nodes=nodes,
+            devices_per_node=first.devices_per_node,
+            min_nodes=nodes - last.nodes + max(1, last.min_nodes),
+            nic_gbps_per_device=first.nic_gbps_per_device,
+            host_memory_gib_per_node=first.host_memory_gib_per_node,
+            cpu_cores=first.cpu_cores,
+            members=tuple(members),
+            link_gbps_per_device=min(speeds),
+        )
+
+    def ways(self) -> Iterator[tuple[PoolSpec, ...]]:
+        """Every way to join linked pools or not, all apart first; pools in the file's order."""
+        yield from self._ways(self.pools) if self.links else (self.pools,)
+
+    def _ways(self, left: tuple[PoolSpec, ...]) -> Iterator[tuple[PoolSpec, ...]]:
+        if not left:
+            yield ()
+            return
+        first, others = left[0], left[1:]
+        for count in range(len(left)):
+            for company in combinations(others, count):
+                one = self.joined((first, *company)) if company else first
+                if one is not None:
+                    rest = tuple(pool for pool in others if pool not in company)
+                    yield from ((one, *way) for way in self._ways(rest))
+
+    def _link_gbps(self, one: PoolSpec, other: PoolSpec) -> float:
+        """Of the fastest link between two pools; 0 without any, or where they are not alike."""
+        if one.name == other.name or _unlike(one, other):
+            return 0.0
+        both = {one.name, other.name}
+        return max(
+            (link.gbps_per_device for link in self.links if both <= {*link.pools}), default=0.0
+        )
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:
@@ -103,4 +241,24 @@ class ClusterSpec(Spec):
                 "several pools, but no bridge between them",
                 "add bridge: {gbps: …, latency_us: …}",
             )
+        self._check_links()
         return self
+
+    def _check_links(self) -> None:
+        known = {pool.name: pool for pool in self.pools}
+        for link in self.links:
+            for name in link.pools:
+                if name not in known:
+                    raise problem(
+                        f"a link names pool {name!r}, which is not in the file",
+                        f"use the names of pools: {', '.join(known)}",
+                    )
+            for one, other in combinations((known[name] for name in link.pools), 2):
+                if one.name == other.name:
+                    raise problem(f"a link names pool {one.name!r} twice", "name each pool once")
+                unlike = _unlike(one, other)
+                if unlike:
+                    raise problem(
+                        f"pools {one.name!r} and {other.name!r} are linked, but differ in {unlike}",
+                        "link pools of one kind only: the ranks of a joined pool are alike",
+                    )

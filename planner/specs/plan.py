@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from planner.specs.base import (
-    Name,
     NonNegativeFloat,
     NonNegativeInt,
+    PoolName,
     PositiveFloat,
     PositiveInt,
     Spec,
@@ -114,6 +114,16 @@ class PoolPlan(Spec):
     in ``policy.compute_precision`` run. Empty where ``policy.kernels`` is ``vendor``."""
 
     @property
+    def group_ranks(self) -> int:
+        """Ranks of one replica group."""
+        return self.ranks // self.replica_groups
+
+    @property
+    def group_devices_per_node(self) -> int:
+        """Ranks of one replica group on one node: all of the node's, unless it holds several."""
+        return min(self.devices_per_node, self.group_ranks)
+
+    @property
     def own_kernels(self) -> tuple[PlannedGemm, ...]:
         """The products that run outside the vendor's library."""
         return tuple(
@@ -189,8 +199,8 @@ class Plan(Spec):
     cluster: ClusterSpec
     model: ModelSpec
     global_batch: PositiveInt
-    pools: Annotated[dict[Name, PoolPlan], Field(min_length=1)]
-    """Working pools only, in the cluster file's order."""
+    pools: Annotated[dict[PoolName, PoolPlan], Field(min_length=1)]
+    """Working pools only, in the cluster file's order (a joined one where its first member is)."""
     exchange: ExchangePlan
     predicted: Prediction
     solver: SolverReport
