@@ -67,6 +67,7 @@ def contexts_of(plan: Plan) -> dict[str, PoolContext]:
             bridge=plan.cluster.bridge,
             pools_in_job=len(plan.pools),
             embedding_interval_steps=plan.exchange.embedding_interval_steps,
+            replica_groups=pool.replica_groups,
         )
         for name, pool in plan.pools.items()
     }
@@ -77,7 +78,7 @@ def freshest(
     placements: Mapping[str, Mapping[str, Placement]],
     evaluation: Evaluation,
 ) -> tuple[dict[str, PoolContext], Evaluation]:
-    """The shortest exchange interval between pools that costs next to nothing.
+    """The shortest exchange interval between table copies that costs next to nothing.
 
     The search uses the longest interval that the model allows, which is never slower; but stale
     replicas are a price too, so 1, 2, 4 … steps are tried.
@@ -119,7 +120,7 @@ def assemble(
         bound_s: proven lower bound of the step.
     """
     parts = fingerprint_parts(cluster, model)
-    several = len(contexts) > 1
+    copies = any(ctx.copies_tables for ctx in contexts.values())
     interval = max(ctx.embedding_interval_steps for ctx in contexts.values())
     return Plan(
         hwplan_version=hwplan_version(),
@@ -136,9 +137,9 @@ def assemble(
         },
         exchange=ExchangePlan(
             embedding_interval_steps=interval,
-            dense_bytes_per_step=dense_exchange_bytes(model) if several else 0,
+            dense_bytes_per_step=dense_exchange_bytes(model) if len(contexts) > 1 else 0,
             embedding_bytes_per_exchange=embedding_exchange_bytes(model, global_batch, interval)
-            if several
+            if copies
             else 0,
         ),
         predicted=Prediction(

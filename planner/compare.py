@@ -6,14 +6,12 @@ import time
 from dataclasses import replace
 from itertools import accumulate
 
-from planner.assemble import with_batch
+from planner.assemble import contexts_of, with_batch
 from planner.baselines.naive import naive_choice, naive_policy, naive_port
-from planner.cost.context import PoolContext
 from planner.evaluate import MS, evaluate
 from planner.search import Search, SearchOptions, plan_job
 from planner.specs.base import PositiveFloat, Spec
 from planner.specs.cluster import ClusterSpec
-from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 
@@ -159,19 +157,7 @@ def _vendor_ms(
     where it could say no more: with the vendor's kernels, too, the matched plan is within the gap
     of the best (host, tables or bridge decide its step).
     """
-    contexts = {
-        name: PoolContext(
-            pool=cluster.pool(name),
-            device=load_device(pool.device),
-            model=job,
-            local_batch=pool.local_batch,
-            policy=pool.policy,
-            bridge=cluster.bridge,
-            pools_in_job=len(matched.pools),
-            embedding_interval_steps=matched.exchange.embedding_interval_steps,
-        ).with_kernels("vendor")
-        for name, pool in matched.pools.items()
-    }
+    contexts = {name: ctx.with_kernels("vendor") for name, ctx in contexts_of(matched).items()}
     placements = {name: pool.placements for name, pool in matched.pools.items()}
     same_ms = evaluate(contexts, placements).step_s * MS
     if same_ms <= matched.predicted.step_ms * (1 + options.mip_gap):

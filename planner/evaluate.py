@@ -41,13 +41,14 @@ class Evaluation:
 
 
 def placement_of(ctx: PoolContext, group: TableClass, choice: Choice) -> Placement:
-    """The plan's words for an ILP choice."""
+    """The plan's words for an ILP choice; ranks count inside a replica group."""
     option = group.options[choice.option]
-    per_node = ctx.pool.devices_per_node
+    island = ctx.sharding_group
+    per_node = island.pool.devices_per_node
     ranks: list[int] = []
     for piece, place in zip(option.pieces, choice.places, strict=True):
         if piece.scope is Scope.POOL:
-            ranks += range(ctx.ranks)
+            ranks += range(island.ranks)
         elif piece.scope is Scope.NODE:
             ranks += range(place * per_node, (place + 1) * per_node)
         else:
@@ -64,11 +65,11 @@ def placement_of(ctx: PoolContext, group: TableClass, choice: Choice) -> Placeme
 
 
 def landings(ctx: PoolContext, placement: Placement) -> list[tuple[int, ...]]:
-    """Ranks of each piece of a placement."""
+    """Ranks of each piece of a placement, inside a replica group."""
     if placement.sharding_type in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE):
         return [(rank,) for rank in placement.ranks]
     if placement.sharding_type is ShardingType.GRID_SHARD:
-        size = ctx.pool.devices_per_node
+        size = ctx.sharding_group.pool.devices_per_node
         return [
             placement.ranks[start : start + size] for start in range(0, len(placement.ranks), size)
         ]
@@ -78,10 +79,12 @@ def landings(ctx: PoolContext, placement: Placement) -> list[tuple[int, ...]]:
 def pool_loads(
     ctx: PoolContext, placements: Mapping[str, Placement]
 ) -> tuple[Floats, list[dict[str, int]]]:
-    """Rank loads, shape [ranks, C], and each rank's memory by category, bytes."""
-    loads = np.zeros((ctx.ranks, len(COMPONENTS)))
+    """Rank loads of one replica group, shape [ranks, C], and the memory of each rank of the pool
+    by category, bytes."""
+    island = ctx.sharding_group
+    loads = np.zeros((island.ranks, len(COMPONENTS)))
     base = base_memory_bytes(ctx)
-    memory = [dict(base) for _ in range(ctx.ranks)]
+    memory = [dict(base) for _ in range(island.ranks)]
     known_pieces: dict[object, tuple[Piece, ...]] = {}
     known_bytes: dict[object, dict[str, int]] = {}
     for table in ctx.model.all_tables:
@@ -90,7 +93,7 @@ def pool_loads(
         key = (_shape(table), *way.values())
         if key not in known_pieces:
             known_pieces[key] = option_pieces(
-                ctx,
+                island,
                 table,
                 placement.sharding_type,
                 placement.compute_kernel,
@@ -103,7 +106,7 @@ def pool_loads(
             loads[list(ranks)] += vector(piece.owner)
             if (key, piece.columns) not in known_bytes:
                 known_bytes[key, piece.columns] = shard_memory_bytes(
-                    ctx,
+                    island,
                     table,
                     placement.sharding_type,
                     placement.compute_kernel,
@@ -119,7 +122,7 @@ def pool_loads(
         categories["capacity"] = ctx.hbm_capacity_bytes
         categories["host"] = int(loads[rank, HOST])
         categories["host_capacity"] = 0 if ctx.device.is_cpu else ctx.host_capacity_bytes
-    return loads, memory
+    return loads, [dict(one) for _ in range(ctx.replica_groups) for one in memory]
 
 
 def _shape(table: Table) -> tuple[object, ...]:
@@ -159,6 +162,7 @@ def evaluate(
             devices_per_node=ctx.pool.devices_per_node,
             ranks=ctx.ranks,
             local_batch=ctx.local_batch,
+            replica_groups=ctx.replica_groups,
             policy=ctx.policy,
             placements=dict(placements[name]),
             memory_bytes=tuple(memory[name]),

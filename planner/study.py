@@ -89,6 +89,7 @@ class PoolStudy:
     interval_steps: int
     options: SolverOptions
     kernels: KernelPolicy = "preselected"
+    replica_groups: int = 1
     programs_solved: int = 0
     _graphs: dict[tuple[int, MemoryPolicy], StepGraph] = field(default_factory=dict)
     _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
@@ -136,6 +137,7 @@ class PoolStudy:
             bridge=self.bridge,
             pools_in_job=self.pools_in_job,
             embedding_interval_steps=self.interval_steps,
+            replica_groups=self.replica_groups,
         )
 
     def program(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram | None:
@@ -144,7 +146,7 @@ class PoolStudy:
         if key not in self._programs:
             ctx = self.context(batch, policy)
             if (batch, spill) not in self._classes:
-                self._classes[batch, spill] = table_classes(ctx, spill)
+                self._classes[batch, spill] = table_classes(ctx.sharding_group, spill)
             whole = without_hopeless(pool_program(ctx, spill, self._classes[batch, spill]))
             self._programs[key] = whole if whole is None or spill else lean(whole)
         return self._programs[key]

@@ -1,4 +1,4 @@
-"""Exchange between pools over the bridge: gloo over host memory.
+"""Exchanges between pools over the bridge (gloo over host memory), and of table copies.
 
 S bytes on R rails among P pools (one leader per pool and rail)::
 
@@ -8,6 +8,9 @@ The leaders' ring all-reduce moves 2 (P-1)/P of each rail's slice; staging copie
 device to host and back over the host link. On CPU workers there is no staging; their pool's other
 workers wait for the leader, so it has the core for its socket, and the cluster file's bandwidth is
 that of two busy cores. Inside the pool, before and after: a ``pool_sum``.
+
+Tables have a copy in every pool, and in a pool of several replica groups one in each of them. All
+copies of the touched rows are combined every K steps; with one pool that is the ``pool_sum`` alone.
 """
 
 from __future__ import annotations
@@ -76,21 +79,23 @@ EXCHANGE_OPERATORS = 20
 """Launches per table held: its part of the buffer found, gathered, added and written back."""
 
 
-def embedding_bridge_seconds(ctx: PoolContext) -> float:
-    """Embedding exchange per step, spread over its interval.
+def embedding_exchange_seconds(ctx: PoolContext) -> float:
+    """Exchange of table copies per step, spread over its interval.
 
     The ranks' distinct ids are gathered, every rank adds its shards' rows to a zeroed buffer over
-    the union of touched rows, the buffers are summed in the pool, over the bridge and back, and
-    every rank writes its shards' rows.
+    the union of touched rows, the buffers are summed over all ranks of the pool (all its replica
+    groups), over the bridge and back where there are several pools, and every rank writes its
+    shards' rows. A group's ranks share the work on its copy.
     """
-    if ctx.pools_in_job == 1:
+    if not ctx.copies_tables:
         return 0.0
+    sharers = ctx.sharding_group.ranks
     interval, batch = ctx.embedding_interval_steps, ctx.model.global_batch
     rows_bytes = embedding_exchange_bytes(ctx.model, batch, interval)
     id_bytes = ID_BYTES * sum(touched_rows(ctx.model, batch, interval))
-    moved_bytes = rows_bytes * (1 + EXCHANGE_PASSES / ctx.ranks)
+    moved_bytes = rows_bytes * (1 + EXCHANGE_PASSES / sharers)
     framework = ctx.device.framework
-    operators = EXCHANGE_OPERATORS * len(ctx.model.all_tables) / ctx.ranks
+    operators = EXCHANGE_OPERATORS * len(ctx.model.all_tables) / sharers
     local_s = elementwise_seconds(ctx.device, moved_bytes, 4) + operators * framework.op_s.value
     seconds = (
         bridge_seconds(ctx, rows_bytes + id_bytes)

@@ -24,7 +24,7 @@ from planner.cost.dense_time import (
     optimizer_seconds,
 )
 from planner.cost.elementwise import elementwise_seconds
-from planner.cost.exchange import bridge_seconds, embedding_bridge_seconds
+from planner.cost.exchange import bridge_seconds, embedding_exchange_seconds
 from planner.cost.step import Operation, StepGraph
 from planner.specs.model import ModelSpec
 
@@ -60,19 +60,19 @@ def host_seconds(ctx: PoolContext) -> float:
     if framework.id_s is not None:
         ids = ctx.local_batch * sum(table.pooling for table in ctx.model.all_tables)
         seconds += ids * framework.id_s.value
-    if framework.sharded_s is not None and ctx.ranks > 1:
+    if framework.sharded_s is not None and ctx.sharding_group.ranks > 1:
         seconds += framework.sharded_s.value
     return seconds / ctx.compute_share
 
 
 def sharding_copy_seconds(ctx: PoolContext) -> tuple[float, float]:
     """Copies of the pooled rows around their exchange, forward and backward, where the core that
-    computes makes them: a CPU pool of several ranks.
+    computes makes them: a CPU pool with several ranks to a copy of the tables.
 
     Forward: the peers' columns joined, then put in the model's order (a read and a write each).
     Backward: put back in order, cut by peer and joined for sending, divided by the ranks.
     """
-    if not ctx.device.is_cpu or ctx.ranks == 1:
+    if not ctx.device.is_cpu or ctx.sharding_group.ranks == 1:
         return 0.0, 0.0
     pooled = FP32_BYTES * ctx.local_batch * ctx.model.pooled_width
     forward_s, backward_s = (
@@ -95,7 +95,7 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
     top_bytes, bottom_bytes = bucket_bytes(ctx.model)
     reduction: Collective = "pool_sum" if ctx.pools_in_job > 1 else "all_reduce"
     to_model_s, from_model_s = sharding_copy_seconds(ctx)
-    exchange_latency_s = collective_seconds(ctx, "all_to_all", 0.0)
+    exchange_latency_s = collective_seconds(ctx.sharding_group, "all_to_all", 0.0)
     operations = [
         Operation("host", "host", seconds=host_seconds(ctx)),
         Operation(
@@ -162,7 +162,7 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
             seconds=0.0,
             loads=("table_all_reduce_s",),
         ),
-        *_bridge_operations(ctx),
+        *_exchange_operations(ctx),
         Operation(
             "dense_optimizer",
             "compute",
@@ -179,10 +179,17 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
     return StepGraph(tuple(operations))
 
 
-def _bridge_operations(ctx: PoolContext) -> tuple[Operation, ...]:
-    """Exchange between pools: dense gradients as they become ready, embeddings at the end."""
+def _exchange_operations(ctx: PoolContext) -> tuple[Operation, ...]:
+    """Exchange between pools: dense gradients as they become ready, embeddings at the end. Replica
+    groups of a single pool combine their tables over its own collectives."""
     if ctx.pools_in_job == 1:
-        return ()
+        copies = Operation(
+            "replica_exchange",
+            "communication",
+            after=("embedding_backward",),
+            seconds=embedding_exchange_seconds(ctx),
+        )
+        return (copies,) if ctx.copies_tables else ()
     top_bytes, bottom_bytes = bucket_bytes(ctx.model)
     return (
         Operation(
@@ -201,7 +208,7 @@ def _bridge_operations(ctx: PoolContext) -> tuple[Operation, ...]:
             "bridge:embedding",
             "bridge",
             after=("embedding_backward",),
-            seconds=embedding_bridge_seconds(ctx),
+            seconds=embedding_exchange_seconds(ctx),
         ),
     )
 

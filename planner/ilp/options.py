@@ -215,20 +215,22 @@ def table_classes(
 def pool_program(
     ctx: PoolContext, spill: bool, classes: tuple[TableClass, ...] | None = None
 ) -> PoolProgram:
-    """The placement program of a pool under a local batch and a policy.
+    """The placement program of a pool (of one of its replica groups: they are alike) under a local
+    batch and a policy.
 
     Args:
         spill: also consider keeping rows in host memory. Such options take more time and less
             device memory than their counterparts, so they matter only when memory is short.
-        classes: from ``table_classes`` of a context that differs in compute precision and
-            recompute alone: tables do not see those.
+        classes: from ``table_classes`` of the sharding group of a context that differs in compute
+            precision and recompute alone: tables do not see those.
     """
     base = sum(base_memory_bytes(ctx).values())
+    group = ctx.sharding_group
     return PoolProgram(
         graph=pool_step_graph(ctx),
-        nodes=ctx.pool.nodes,
-        devices_per_node=ctx.pool.devices_per_node,
-        classes=table_classes(ctx, spill) if classes is None else classes,
+        nodes=group.pool.nodes,
+        devices_per_node=group.pool.devices_per_node,
+        classes=table_classes(group, spill) if classes is None else classes,
         hbm_room_bytes=float(ctx.hbm_capacity_bytes - base),
         host_room_bytes=float(0 if ctx.device.is_cpu else ctx.host_capacity_bytes),
     )

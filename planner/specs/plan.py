@@ -135,12 +135,14 @@ class PoolPlan(Spec):
 
 
 class ExchangePlan(Spec):
-    """Traffic between pools."""
+    """Traffic between pools, and between the replica groups of a pool."""
 
     embedding_interval_steps: PositiveInt
     """K: touched rows of the embedding replicas are combined every so many steps."""
     dense_bytes_per_step: NonNegativeInt
+    """Over the bridge; 0 with one pool."""
     embedding_bytes_per_exchange: NonNegativeInt
+    """0 with one copy of the tables."""
 
 
 class Prediction(Spec):
