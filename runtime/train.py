@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from planner.specs.base import write_atomically
 from planner.specs.errors import SpecError, UsageError
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, save_plan
+from runtime.finite import finite
 from trainers.task import TrainTask
 
 Event = dict[str, Any]
@@ -77,17 +77,6 @@ class RunFolder:
 def default_folder(plan: Plan) -> Path:
     """runs/<model>-<time>, in the current folder."""
     return Path("runs") / f"{plan.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def finite(data: Any) -> Any:
-    """``data`` with None for NaN and infinity, which JSON does not have."""
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    if isinstance(data, Mapping):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    return data
 
 
 def check_trainable(model: ModelSpec) -> None:

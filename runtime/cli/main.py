@@ -17,6 +17,7 @@ from runtime.cli.interchange import export_plan, import_tables
 from runtime.cli.inventory import devices, models
 from runtime.cli.kernels import kernels
 from runtime.cli.plan import plan, show
+from runtime.cli.status import status
 from runtime.cli.train import train
 from runtime.cli.whatif import sensitivity, size, sweep
 
@@ -30,7 +31,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, train, compare, baselines, models, devices, show, sweep, size, sensitivity):
+for command in (
+    plan, train, status, compare, baselines, models, devices, show, sweep, size, sensitivity
+):  # fmt: skip
     app.command()(command)
 app.command("import")(import_tables)
 app.command("export")(export_plan)

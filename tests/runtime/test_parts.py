@@ -10,10 +10,11 @@ import pytest
 from planner.specs.errors import RunError, SpecError, SpecErrors, UsageError
 from planner.specs.plan import load_plan
 from runtime.failures import explain
+from runtime.finite import finite
 from runtime.plan_check import check_fingerprint
 from runtime.pools import Node, slots_for
 from runtime.store import JobStore
-from runtime.train import RunFolder, check_task, finite, summary
+from runtime.train import RunFolder, check_task, summary
 from runtime.worker import check_node, describe, own_cores, world_ranks
 from tests.runtime.plans import MODEL, cluster_of, plan_for
 from trainers.task import DataSpec, TrainTask
