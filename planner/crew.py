@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.groups import GroupedStudy
 from planner.splits import Box, SplitSpace
-from planner.study import PoolStudy, Waits
+from planner.study import Waits
 
 
 @dataclass(frozen=True)
 class Crew:
     """Working pools, each with the nodes it uses."""
 
-    studies: tuple[PoolStudy, ...]
+    studies: tuple[GroupedStudy, ...]
     space: SplitSpace
 
     @property

@@ -1,12 +1,14 @@
 """Which nodes work, how the batch is split, under which policy: branch and bound with a gap.
 
-A *crew* is a number of working nodes for each pool. Its splits form a box of local batches; every
+Linked pools may work as one, so first comes the choice which of them are joined. A *crew* is a
+number of working nodes for each pool, joined or not. Its splits form a box of local batches; every
 duration is nondecreasing in the local batch, so the largest of the pools' bounds at the box's low
 corner holds for the whole box. A box is examined at a balanced split of it, which is solved if
 its bound leaves hope, and cut there. Boxes are taken in the order of their bounds, until the best
 bound left is within the gap of the best plan; one that is bounded as well as its split is not cut.
 
-A pool alone is bounded and solved by ``planner.ilp``; plans are scored by ``planner.evaluate``.
+A pool alone, as one replica group or several, is bounded and solved by ``planner.groups``; plans
+are scored by ``planner.evaluate``.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from typing import get_args
 
 from planner.assemble import assemble, freshest, with_batch
 from planner.baselines.naive import naive_choice
+from planner.cost.context import PoolContext
 from planner.crew import Crew
 from planner.evaluate import MS, Evaluation, evaluate
+from planner.groups import GroupedStudy, grouped
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import no_crew, unreachable_batch
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError, UsageError
-from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Alternative, KernelPolicy, Plan, SolverReport
 from planner.splits import Box, SplitSpace
-from planner.study import PoolStudy, Solved
+from planner.study import Solved
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Search:
     crew_bounds: dict[str, tuple[Crew, float]] = field(default_factory=dict)
     """By label: each crew, and the smallest bound of its boxes that were given up."""
     boxes_pruned: int = 0
-    studies: dict[tuple[str, int, int], PoolStudy] = field(default_factory=dict)
+    studies: dict[tuple[str, int, int], GroupedStudy] = field(default_factory=dict)
 
     @property
     def solver_options(self) -> SolverOptions:
@@ -101,41 +104,35 @@ class Search:
             seed=self.options.seed,
         )
 
-    def study(self, pool: str, nodes: int, pools_in_job: int) -> PoolStudy:
+    def study(self, pool: PoolSpec, nodes: int, pools_in_job: int) -> GroupedStudy:
         """The study of a pool with so many of its nodes."""
-        key = (pool, nodes, pools_in_job)
+        key = (pool.name, nodes, pools_in_job)
         if key not in self.studies:
-            spec = self.cluster.pool(pool)
-            self.studies[key] = PoolStudy(
-                pool=spec.model_copy(update={"nodes": nodes}),
-                device=load_device(spec.device),
+            self.studies[key] = grouped(
+                pool=pool.model_copy(update={"nodes": nodes}),
                 model=self.model,
                 bridge=self.cluster.bridge,
                 pools_in_job=pools_in_job,
-                interval_steps=self.model.max_exchange_interval_steps if pools_in_job > 1 else 1,
                 options=self.solver_options,
                 kernels=self.options.kernels,
             )
         return self.studies[key]
 
     def crews(self) -> Iterator[Crew]:
-        """All crews that reach the batch, the whole cluster first."""
-        choices = [
-            [pool.nodes] if self.options.matched else range(pool.nodes, pool.min_nodes - 1, -1)
-            for pool in self.cluster.pools
-        ]
-        for nodes in product(*choices):
-            working = [
-                (pool.name, count)
-                for pool, count in zip(self.cluster.pools, nodes, strict=True)
-                if count
+        """All crews that reach the batch, the whole cluster with its pools apart first."""
+        for pools in self.cluster.ways():
+            choices = [
+                [pool.nodes] if self.options.matched else range(pool.nodes, pool.min_nodes - 1, -1)
+                for pool in pools
             ]
-            if not working:
-                continue
-            studies = tuple(self.study(name, count, len(working)) for name, count in working)
-            space = SplitSpace(tuple(s.ranks for s in studies), self.model.global_batch)
-            if space.root is not None:
-                yield Crew(studies, space)
+            for nodes in product(*choices):
+                working = [(p, count) for p, count in zip(pools, nodes, strict=True) if count]
+                if not working:
+                    continue
+                studies = tuple(self.study(pool, count, len(working)) for pool, count in working)
+                space = SplitSpace(tuple(s.ranks for s in studies), self.model.global_batch)
+                if space.root is not None:
+                    yield Crew(studies, space)
 
     def offer_naive(self) -> None:
         """Take the naive port, with the kernels of this search, if the search, which stops within
@@ -151,7 +148,10 @@ class Search:
         }
         evaluation = evaluate(contexts, choice.placements)
         if self.best is None or evaluation.step_s < self.best.step_s:
-            solved = tuple(Solved(ctx, choice.placements[name]) for name, ctx in contexts.items())
+            solved = tuple(
+                Solved(ctx, choice.placements[name], evaluation.step_s)
+                for name, ctx in contexts.items()
+            )
             split = tuple(ctx.local_batch for ctx in contexts.values())
             self.best = Scored(crew, split, solved, evaluation)
             self.scored[f"naive port: {crew.label}", split] = self.best
@@ -255,7 +255,7 @@ class Search:
         solved = []
         waits = crew.waits(split)
         for study, batch in zip(crew.studies, split, strict=True):
-            study.options = self.solver_options
+            study.limit(self.solver_options)
             one = study.solve(batch, waits, goal)
             if one is None:
                 return None
@@ -362,9 +362,11 @@ def _considered(search: Search) -> Iterator[Alternative]:
 
 
 def _describe(scored: Scored) -> str:
-    policies = [one.context.policy for one in scored.solved]
-    words = ", ".join(
-        f"{policy.compute_precision}{' recomputed' if policy.recompute else ''}"
-        for policy in policies
-    )
+    words = ", ".join(_way_of_working(one.context) for one in scored.solved)
     return f"{scored.crew.label}; {words}"
+
+
+def _way_of_working(ctx: PoolContext) -> str:
+    recomputed = " recomputed" if ctx.policy.recompute else ""
+    groups = f" in {ctx.replica_groups} groups" if ctx.replica_groups > 1 else ""
+    return f"{ctx.policy.compute_precision}{recomputed}{groups}"

@@ -74,6 +74,8 @@ class Solved:
 
     context: PoolContext
     placements: dict[str, Placement]
+    step_s: float
+    """Of the pool, the other pools' delays included."""
 
 
 @dataclass
@@ -366,4 +368,4 @@ class PoolStudy:
             for table, choice in zip(group.tables, row, strict=True)
         }
         placements = {table.name: by_name[table.name] for table in self.model.all_tables}
-        return Solved(context, placements)
+        return Solved(context, placements, solution.step_s)

@@ -162,7 +162,7 @@ def _entry(planner: str, place: Placer, contexts: Mapping[str, PoolContext]) -> 
     problems: dict[str, str] = {}
     for pool, ctx in contexts.items():
         try:
-            placed[pool] = place(ctx)
+            placed[pool] = place(ctx.sharding_group)
         except InfeasibleError as error:
             problems[pool] = error.problem
     return Entry(
@@ -176,11 +176,12 @@ def _entry(planner: str, place: Placer, contexts: Mapping[str, PoolContext]) -> 
 def _pool_league(
     ctx: PoolContext, entries: list[Entry], options: SearchOptions, rate: Rater | None
 ) -> League:
-    """The pool as a job of its own, its tables placed anew by the ILP under the same policy."""
+    """The pool, or one of its replica groups, as a job of its own: its tables placed anew by the
+    ILP under the same policy."""
     name = ctx.pool.name
     alone = replace(
-        ctx,
-        model=with_batch(ctx.model, ctx.pool_batch),
+        ctx.sharding_group,
+        model=with_batch(ctx.model, ctx.sharding_group.pool_batch),
         bridge=None,
         pools_in_job=1,
         embedding_interval_steps=1,

@@ -21,6 +21,7 @@ from planner.cost.memory import base_memory_bytes
 from planner.cost.step import StepGraph
 from planner.crew import Crew
 from planner.evaluate import Evaluation, evaluate
+from planner.groups import grouped
 from planner.ilp.options import Way, table_classes
 from planner.ilp.program import PoolProgram
 from planner.ilp.solve import SolverOptions
@@ -33,7 +34,6 @@ from planner.specs.model import ModelSpec, Table
 from planner.specs.plan import MemoryPolicy, Placement, Plan, SolverReport
 from planner.specs.units import GIB, Dtype
 from planner.splits import SplitSpace, equal_split
-from planner.study import PoolStudy
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,11 @@ def _dense_bound_s(cluster: ClusterSpec, model: ModelSpec) -> float:
     """No plan on all devices of the cluster has a shorter step."""
     several = len(cluster.pools)
     studies = tuple(
-        PoolStudy(
+        grouped(
             pool=pool,
-            device=load_device(pool.device),
             model=model,
             bridge=cluster.bridge,
             pools_in_job=several,
-            interval_steps=model.max_exchange_interval_steps if several > 1 else 1,
             options=SolverOptions(),
         )
         for pool in cluster.pools

@@ -78,7 +78,7 @@ def pool_problem(ctx: PoolContext) -> PoolProblem:
     def recipe(table: Table, way: Way) -> bool:
         return way.data_type == recipe_type(ctx.model, table)
 
-    classes = table_classes(ctx, True, recipe)
+    classes = table_classes(ctx.sharding_group, True, recipe)
     return PoolProblem(ctx, pool_program(ctx, True, classes))
 
 

@@ -51,6 +51,8 @@ class PoolSpec(Spec):
     """Scale-out bandwidth; the device profile's when left out."""
     host_memory_gib_per_node: PositiveFloat | None = None
     """Host memory for tables, shared by the node's devices; the profile's when left out."""
+    reserved_memory: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """Share of each device's memory that plans leave free, beside the allocator's reserve."""
     cpu_cores: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     """CPU pools: the cores that one node's workers share and are pinned to."""
     dollars_per_device_hour: PositiveFloat | None = None
@@ -68,6 +70,15 @@ class PoolSpec(Spec):
     def parts(self) -> tuple[PoolSpec, ...]:
         """The cluster file's pools whose nodes work here, each with those nodes."""
         return (self,)
+
+    @property
+    def group_counts(self) -> tuple[int, ...]:
+        """Every number of equal replica groups that the pool can be cut into, 1 first."""
+        return tuple(
+            groups
+            for groups in range(1, self.devices + 1)
+            if group_shape(self.nodes, self.devices_per_node, groups) is not None
+        )
 
     def group(self, groups: int) -> PoolSpec:
         """One of so many equal replica groups.

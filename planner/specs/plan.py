@@ -213,6 +213,15 @@ class Plan(Spec):
         """Ranks of all pools."""
         return sum(pool.ranks for pool in self.pools.values())
 
+    @property
+    def nodes_at_work(self) -> dict[str, int]:
+        """Working nodes of each of the cluster's pools, the members of joined ones apart."""
+        return {
+            part.name: part.nodes
+            for name, pool in self.pools.items()
+            for part in self.cluster.pool(name).model_copy(update={"nodes": pool.nodes}).parts
+        }
+
     def pool_of_rank(self, rank: int) -> tuple[str, int]:
         """Pool name and pool-local rank of a world rank (pools in order, ranks contiguous)."""
         for name, pool in self.pools.items():

@@ -122,9 +122,11 @@ def test_plan_equals_enumeration_of_splits_and_placements(
                     MemoryPolicy(compute_precision=Dtype.FP32),
                     cluster.bridge,
                     2,
+                    replica_groups=groups,
                 ),
                 spill=False,
             )
+            for groups in cluster.pool(pool).group_counts
         ]
 
     splits = [dict(zip(("fast", "slow"), split, strict=True)) for split in space.all()]
