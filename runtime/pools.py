@@ -103,8 +103,8 @@ def slots_for(plans: Sequence[Plan], nodes: Sequence[Node]) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def _nodes_of(pool: PoolSpec, needed: int, nodes: Sequence[Node]) -> list[Node]:
-    """The first ``needed`` nodes of the pool, by address."""
+def nodes_of_pool(pool: PoolSpec, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that belong to the pool and have room for its workers, by address."""
     accelerator = load_device(pool.device).ray_accelerator_type
     on_cpu = pool.cpu_cores is not None
     found = []
@@ -114,10 +114,22 @@ def _nodes_of(pool: PoolSpec, needed: int, nodes: Sequence[Node]) -> list[Node]:
         room = node.cpus if on_cpu else min(node.gpus, node.cpus)
         if (label == pool.name or (label is None and detected)) and room >= pool.devices_per_node:
             found.append(node)
+    return found
+
+
+def _nodes_of(pool: PoolSpec, needed: int, nodes: Sequence[Node]) -> list[Node]:
+    """The first ``needed`` nodes of the pool.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    found = nodes_of_pool(pool, nodes)
     if len(found) < needed:
+        accelerator = load_device(pool.device).ray_accelerator_type
         listed = [f"    {node}" for node in nodes[:SHOWN_NODES]]
         if len(nodes) > SHOWN_NODES:
             listed.append(f"    and {len(nodes) - SHOWN_NODES} more")
+        on_cpu = pool.cpu_cores is not None
         device = "CPU" if on_cpu else f"GPU and {pool.devices_per_node} CPU"
         automatic = f" (or {ACCELERATOR_LABEL}={accelerator})" if accelerator else ""
         raise UsageError(

@@ -44,6 +44,10 @@ class JobStore:
         """Connect a worker."""
         return cls(TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT))
 
+    def again(self) -> JobStore:
+        """Another connection to the same store, for another thread."""
+        return JobStore.join(self.tcp.host, self.port)
+
     @property
     def port(self) -> int:
         """Port that the store listens on."""
