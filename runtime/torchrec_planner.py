@@ -47,8 +47,8 @@ from torchrec.distributed.types import CacheParams, ParameterSharding
 from planner.baselines.greedy import CACHE_LOAD_FACTOR
 from planner.baselines.league import OtherCost, Placed
 from planner.baselines.problem import recipe_type
+from planner.baselines.torchrec_costs import torchrec_topology
 from planner.cost.context import PoolContext
-from planner.cost.memory import base_memory_bytes
 from planner.shards import extents
 from planner.specs.errors import InfeasibleError
 from planner.specs.model import ComputeKernel, ShardingType, Table
@@ -110,31 +110,28 @@ class _Pool:
     """A pool in TorchRec's words."""
 
     def __init__(self, ctx: PoolContext) -> None:
-        self.ctx = ctx
+        self.ctx = ctx.sharding_group
         self.tables = ctx.model.all_tables
         self.sharder = EmbeddingBagCollectionSharder()
 
     @cached_property
     def topology(self) -> Topology:
-        """Bandwidths of the profile, bytes per ms; memory less what is not tables."""
-        ctx, device = self.ctx, self.ctx.device
-        base = sum(base_memory_bytes(ctx).values())
-        room = max(0, ctx.hbm_capacity_bytes - base)
-        hbm = device.memory.hbm_bytes_per_s.value * PER_MS
+        """``planner.baselines.torchrec_costs`` in TorchRec's words; bandwidths in bytes per ms."""
+        of = torchrec_topology(self.ctx)
         return TopologyFactory.create_topology(
-            TrainerConfig(world_size=ctx.ranks, local_world_size=ctx.pool.devices_per_node),
+            TrainerConfig(world_size=of.ranks, local_world_size=of.node_ranks),
             HardwareConfig(
-                hbm_cap_bytes=0 if device.is_cpu else room,
-                ddr_cap_bytes=room if device.is_cpu else ctx.host_capacity_bytes,
+                hbm_cap_bytes=of.hbm_room_bytes,
+                ddr_cap_bytes=of.host_room_bytes,
                 ssd_cap_bytes=0,
-                intra_host_bw=device.scale_up.bytes_per_s.value * PER_MS,
-                inter_host_bw=ctx.nic_bytes_per_s * PER_MS,
-                hbm_mem_bw=hbm,
-                ddr_mem_bw=hbm * ctx.compute_share if device.is_cpu else None,
-                hbm_to_ddr_mem_bw=device.host.link_bytes_per_s.value * PER_MS,
+                intra_host_bw=of.node_bytes_per_s * PER_MS,
+                inter_host_bw=of.nic_bytes_per_s * PER_MS,
+                hbm_mem_bw=of.hbm_bytes_per_s * PER_MS,
+                ddr_mem_bw=of.host_bytes_per_s * PER_MS if of.on_cpu else None,
+                hbm_to_ddr_mem_bw=of.link_bytes_per_s * PER_MS,
             ),
             KernelConfig(
-                compute_device="cpu" if device.is_cpu else "cuda",
+                compute_device="cpu" if of.on_cpu else "cuda",
                 use_hardware_based_bandwidth=True,
             ),
         )

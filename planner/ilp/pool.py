@@ -10,6 +10,7 @@ from planner.cost.load import Scope
 from planner.ilp.balance import balance
 from planner.ilp.bounds import SAFETY, lean, time_unit_s, without_hopeless
 from planner.ilp.formulation import Formulation, aggregate, exact
+from planner.ilp.nodes import by_node, nodes_of_pieces, tells_apart
 from planner.ilp.program import HBM, HOST, Assignment, PoolProgram
 from planner.ilp.rounding import lighten, round_to_ranks
 from planner.ilp.solve import Outcome, SolverOptions, Status, run
@@ -21,6 +22,8 @@ EXACT_NODES = 2000
 """Its limit of branch-and-bound nodes."""
 ROOM_SHARES = (1.0, 0.95, 0.85, 0.7)
 """Shares of the room that the aggregate formulation may fill, until rounding succeeds."""
+NODE_NODES = 2000
+"""Branch-and-bound nodes of a program that tells the pool's nodes apart."""
 STRATA_NODES = 3000
 """Branch-and-bound nodes of a stratified program."""
 LEAST_S = 1.0
@@ -84,8 +87,8 @@ def solve_pool(
 
     1. Ignoring memory, over the options that are best then: a bound for every placement. Its
        counts rounded and balanced; if that fits and is within the gap, done.
-    2. The same with ranks, or nodes, told apart by their heavy pieces: tighter, and its counts
-       are often easier to balance.
+    2. The same with nodes told apart by their pieces, then with ranks, or nodes, told apart by
+       their heavy pieces: tighter, and the counts are often easier to balance.
     3. If a gap is left and memory may be why: with memory, and every option that is not dominated.
     4. If that leaves a gap too and the pool is small, the exact formulation.
 
@@ -176,12 +179,13 @@ class _Refinement:
         if best is None:
             step_s = float("inf")
             return PoolSolution(None, None, step_s, self.bound_s, "unknown", self.roomy_bound_s)
-        bound_s = min(self.bound_s, best.step_s)
-        proven = best.step_s <= bound_s * (1 + self.options.mip_gap) * (1 + 1e-9)
         assignment = lighten(best.program, best.assignment)
+        step_s = best.program.step_s(best.program.rank_loads(assignment))
+        bound_s = min(self.bound_s, step_s)
+        proven = step_s <= bound_s * (1 + self.options.mip_gap) * (1 + 1e-9)
         status: Status = "optimal" if proven else "feasible"
         return PoolSolution(
-            best.program, assignment, best.step_s, bound_s, status, min(self.roomy_bound_s, bound_s)
+            best.program, assignment, step_s, bound_s, status, min(self.roomy_bound_s, bound_s)
         )
 
     def aggregate(self, program: PoolProgram, memory: bool) -> None:
@@ -209,6 +213,8 @@ class _Refinement:
             return
         (whole, memory), self._solved = self._solved, None
         program, unit_s = whole.program, whole.unit_s
+        if tells_apart(program):
+            self._solve(by_node(program, unit_s, memory), NODE_NODES, memory)
         for heavy in heavies(program, whole):
             if self.done:
                 return
@@ -217,10 +223,16 @@ class _Refinement:
             if form is None:
                 self._raise_bound(below_s * SAFETY, memory)
                 return
-            outcome = self.run(form, STRATA_NODES)
-            self._raise_bound(min(below_s, outcome.bound * unit_s) * SAFETY, memory)
-            if outcome.found:
-                self._round(program, form)
+            self._solve(form, STRATA_NODES, memory, below_s)
+
+    def _solve(
+        self, form: Formulation, max_nodes: int, memory: bool, below_s: float = float("inf")
+    ) -> None:
+        """Bound and placement of a program that only holds for steps below ``below_s``."""
+        outcome = self.run(form, max_nodes)
+        self._raise_bound(min(below_s, outcome.bound * form.unit_s) * SAFETY, memory)
+        if outcome.found:
+            self._round(form.program, form)
 
     def _raise_bound(self, bound_s: float, memory: bool) -> None:
         self.bound_s = max(self.bound_s, bound_s)
@@ -229,7 +241,7 @@ class _Refinement:
 
     def _round(self, program: PoolProgram, form: Formulation) -> bool:
         """Put the counts of a solution on ranks; whether there was room."""
-        rounded = round_to_ranks(program, form.counts())
+        rounded = round_to_ranks(program, form.counts(), nodes_of_pieces(form))
         if rounded is None:
             return False
         self._offer(program, balance(program, rounded, self.enough_s, self.deadline))

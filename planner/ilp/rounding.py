@@ -6,7 +6,7 @@ graph itself, many candidates per evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,8 @@ EFFORT = 1500
 plans on any machine."""
 TIE = 1e-9
 """Steps closer than this (relative) count as equal."""
+
+FREE: Mapping[int, int] = {}
 
 
 class Ranks:
@@ -40,8 +42,14 @@ class Ranks:
         """What is lowered: the step, then the loads (squares favour balance)."""
         return self.step_s, float(np.square(self.loads @ self.weights).sum())
 
-    def put(self, option: OptionLoads, pieces: int) -> tuple[int, ...] | None:
-        """Put an option's pieces where the step grows least; None (unchanged) if none has room."""
+    def put(
+        self, option: OptionLoads, pieces: int, nodes: Mapping[int, int] = FREE
+    ) -> tuple[int, ...] | None:
+        """Put an option's pieces where the step grows least; None (unchanged) if none has room.
+
+        Args:
+            nodes: the node that a piece must land on, if it must.
+        """
         self.effort -= max(1, sum(len(shard.pieces) for shard in option.shards))
         before = self.loads.copy()
         self.loads += option.everywhere
@@ -49,7 +57,7 @@ class Ranks:
         shards = sorted(option.shards, key=lambda shard: -float(self.weights @ shard.load))
         for shard in shards:
             for piece in shard.pieces:
-                place = self._best_place(shard.scope, shard.load)
+                place = self._best_place(shard.scope, shard.load, nodes.get(piece))
                 if place is None:
                     self.loads = before
                     return None
@@ -68,7 +76,7 @@ class Ranks:
                 self.loads[self.program.landing(shard.scope, places[piece])] -= shard.load
         np.maximum(self.loads, 0.0, out=self.loads)
 
-    def _best_place(self, scope: Scope, load: Floats) -> int | None:
+    def _best_place(self, scope: Scope, load: Floats, node: int | None) -> int | None:
         grown = self.loads + load
         if scope is Scope.NODE:
             shape = (self.program.nodes, self.program.devices_per_node, -1)
@@ -76,6 +84,10 @@ class Ranks:
         slowest = np.maximum(grown, self.loads.max(axis=0))
         step = self.program.times.step_s(slowest)
         step[(grown[:, [HBM, HOST]] > self.program.room).any(axis=1)] = np.inf
+        if node is not None:
+            elsewhere = np.ones(len(step), dtype=bool)
+            elsewhere[node if scope is Scope.NODE else self.program.landing(Scope.NODE, node)] = 0
+            step[elsewhere] = np.inf
         best = step.min()
         if not np.isfinite(best):
             return None
@@ -98,10 +110,20 @@ def weights(program: PoolProgram, mean: Floats) -> Floats:
     return result
 
 
-def round_to_ranks(program: PoolProgram, counts: Sequence[Sequence[int]]) -> Assignment | None:
+NodesOfPieces = Mapping[tuple[int, int, int], Sequence[int]]
+"""By table class, option and shard class: the node of each piece of all its tables, in order."""
+ANYWHERE: NodesOfPieces = {}
+
+
+def round_to_ranks(
+    program: PoolProgram, counts: Sequence[Sequence[int]], nodes: NodesOfPieces = ANYWHERE
+) -> Assignment | None:
     """Places for the pieces of ``counts[g][o]`` tables of class g under option o.
 
     None if largest-first finds no room for some piece.
+
+    Args:
+        nodes: where the pieces must land; empty: anywhere.
     """
     mean = np.zeros(len(COMPONENTS))
     items: list[tuple[int, int]] = []
@@ -119,7 +141,13 @@ def round_to_ranks(program: PoolProgram, counts: Sequence[Sequence[int]]) -> Ass
     }
     found: list[list[Choice]] = [[] for _ in program.classes]
     for g, o in sorted(items, key=lambda item: (-sizes[item], item)):
-        places = ranks.put(program.loads[g][o], len(program.classes[g].options[o].pieces))
+        option = program.loads[g][o]
+        index = sum(choice.option == o for choice in found[g])
+        at: dict[int, int] = {}
+        for k, shard in enumerate(option.shards if nodes else ()):
+            dealt = nodes[g, o, k][index * len(shard.pieces) :]
+            at |= zip(shard.pieces, dealt, strict=False)
+        places = ranks.put(option, len(program.classes[g].options[o].pieces), at)
         if places is None:
             return None
         found[g].append(Choice(o, places))

@@ -9,12 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.baselines.enumerate import assignments, best_step_s
-from planner.cost.load import COMPONENTS
+from planner.cost.load import COMPONENTS, Scope
 from planner.ilp.balance import balance
 from planner.ilp.bounds import relaxed_step_s, time_unit_s
 from planner.ilp.formulation import aggregate, exact
+from planner.ilp.nodes import by_node, nodes_of_pieces, tells_apart
 from planner.ilp.pool import solve_pool
 from planner.ilp.program import PoolProgram
+from planner.ilp.rounding import round_to_ranks
 from planner.ilp.solve import SolverOptions, run
 from planner.ilp.strata import heavies, stratified
 from tests.planner.instances import programs
@@ -94,6 +96,35 @@ def test_stratified_is_a_lower_bound(program: PoolProgram, share: float, memory:
         outcome = None if tighter is None else run(tighter.problem, EXACT)
         bound_s = below_s if outcome is None else min(below_s, outcome.bound * unit_s)
         assert bound_s <= best * (1 + 1e-6)
+
+
+@settings(many, max_examples=120)
+@given(programs(), st.booleans())
+def test_nodes_told_apart_bound_more_tightly_and_pieces_land_on_their_node(
+    program: PoolProgram, memory: bool
+) -> None:
+    best, unit_s = best_step_s(program), time_unit_s(program)
+    if math.isinf(best) or not tells_apart(program):
+        return
+    form = by_node(program, unit_s, memory)
+    outcome = run(form.problem, EXACT)
+    looser = run(aggregate(program, unit_s, memory).problem, EXACT)
+    assert looser.bound <= outcome.bound * (1 + 1e-6)
+    assert outcome.bound * unit_s <= best * (1 + 1e-6)
+    nodes = nodes_of_pieces(form)
+    rounded = round_to_ranks(program, form.counts(), nodes)
+    if rounded is None:
+        return
+    landed: dict[tuple[int, int, int], list[int]] = {key: [] for key in nodes}
+    for g, row in enumerate(rounded):
+        for choice in row:
+            for k, shard in enumerate(program.loads[g][choice.option].shards):
+                whole = shard.scope is Scope.NODE
+                for piece in shard.pieces:
+                    place = choice.places[piece]
+                    node = place if whole else place // program.devices_per_node
+                    landed[g, choice.option, k].append(node)
+    assert {key: sorted(at) for key, at in landed.items()} == nodes
 
 
 @few
