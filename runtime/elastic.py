@@ -55,7 +55,7 @@ class Cluster(Protocol):
 
 Planner = Callable[[ClusterSpec], Plan]
 Run = Callable[[TrainTask, Callable[[], bool]], Event]
-"""Runs a task; the second argument says whether to stop at the next checkpoint. Raises JobFailed."""
+"""Runs a task; the second argument says whether to stop at a checkpoint. Raises JobFailed."""
 
 
 class Supervisor:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 # What ray.train offers under Ray Train V2, which its type annotations do not know.
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
+from runtime.bridge import COLLECTIVE_TIMEOUT
 from runtime.failures import explain
+from runtime.heartbeat import beats
 from runtime.pools import (
     label_selectors,
     live_nodes,
@@ -44,7 +47,10 @@ RAY_SETTINGS = {
 
 
 def run_tasks(
-    tasks: Sequence[TrainTask], on_event: Callable[[dict[str, Any]], None], error_file: Path
+    tasks: Sequence[TrainTask],
+    on_event: Callable[[dict[str, Any]], None],
+    error_file: Path,
+    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
 ) -> list[dict[str, Any]]:
     """Run tasks in turn with one set of workers on the connected Ray cluster.
 
@@ -58,7 +64,7 @@ def run_tasks(
 
     Raises:
         UsageError: the Ray cluster lacks nodes that a plan needs.
-        RunError: a worker failed; HwplanErrors that a worker raised come back as they were.
+        JobFailed: a worker failed; HwplanErrors that a worker raised come back as they were.
     """
     plans = [task.plan for task in tasks]
     os.environ.update(RAY_SETTINGS)
@@ -68,7 +74,11 @@ def run_tasks(
     folder = tempfile.mkdtemp(prefix="hwplan-train-")
     trainer = _Trainer(
         run_worker,
-        train_loop_config={"job": Job(tuple(tasks), slots, address, store.port)},
+        train_loop_config={
+            "job": Job(
+                tuple(tasks), slots, address, store.port, Path(folder).name, collective_timeout
+            )
+        },
         scaling_config=ScalingConfig(
             num_workers=len(slots),
             use_gpu="GPU" in resources_per_worker(plans),
@@ -93,7 +103,14 @@ def run_tasks(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if ray_error is not None or follower.errors:
-        raise explain(follower.errors, ray_error, slots, error_file)
+        raise explain(
+            follower.errors,
+            ray_error,
+            slots,
+            error_file,
+            beats=beats(store, len(slots)),
+            plan=tasks[min(len(follower.results), len(tasks) - 1)].plan,
+        )
     return follower.results
 
 

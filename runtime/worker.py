@@ -18,7 +18,9 @@ from torch._C._distributed_c10d import PrefixStore
 
 from planner.specs.errors import HwplanError, RunError
 from planner.specs.plan import Plan
-from runtime.bridge import COLLECTIVE_TIMEOUT, HierarchicalBridge, build_groups
+from runtime.bridge import HierarchicalBridge, build_groups
+from runtime.heartbeat import Heartbeat
+from runtime.observe.prometheus import RankMetrics
 from runtime.pools import Slot, own_address
 from runtime.store import JobStore
 from trainers.rank import RankEnv
@@ -38,6 +40,10 @@ class Job:
     """Of every worker, in Ray's rank order."""
     store_address: str
     store_port: int
+    name: str
+    """Tells jobs apart in the metrics."""
+    collective_timeout: timedelta
+    """A collective that lasts longer ends the job: some rank hangs."""
 
 
 def run_worker(config: dict[str, Any]) -> None:
@@ -63,8 +69,12 @@ def run_worker(config: dict[str, Any]) -> None:
                 "cores": sorted(os.sched_getaffinity(0)),
             }
         )
-        for number, task in enumerate(job.tasks):
-            _run_task(number, task, job.slots, slot, device, store)
+        heartbeat = Heartbeat(store, index)
+        try:
+            for number, task in enumerate(job.tasks):
+                _run_task(number, task, job, slot, device, store, heartbeat)
+        finally:
+            heartbeat.close()
     except BaseException as error:
         store.put({"kind": "error", "worker": index, **describe(error)})
         raise
@@ -110,6 +120,7 @@ def describe(error: BaseException) -> dict[str, Any]:
             "type": type(error).__name__,
             "problem": error.render(),
             "exit_code": error.exit_code,
+            "out_of_memory": False,
             "traceback": traceback.format_exc(),
         }
     frames = traceback.extract_tb(error.__traceback__)
@@ -118,6 +129,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "type": type(error).__name__,
         "problem": f"{type(error).__name__}: {error}{where}",
         "exit_code": None,
+        "out_of_memory": isinstance(error, (MemoryError, torch.OutOfMemoryError)),
         "traceback": traceback.format_exc(),
     }
 
@@ -152,16 +164,17 @@ def _take_device(slot: Slot, node_address: str) -> torch.device:
 def _run_task(
     number: int,
     task: TrainTask,
-    slots: Sequence[Slot],
+    job: Job,
     slot: Slot,
     device: torch.device,
     store: JobStore,
+    heartbeat: Heartbeat,
 ) -> None:
     """Run one task in a world of its own: exactly the ranks of its plan."""
     from trainers.loop import train_rank
 
     plan = task.plan
-    rank = world_ranks(plan, slots)[slots.index(slot)]
+    rank = world_ranks(plan, job.slots)[job.slots.index(slot)]
     done = f"task/{number}/done"
     if rank is None:
         store.tcp.wait([done], WAIT_FOR_OTHERS)
@@ -171,11 +184,11 @@ def _run_task(
         store=PrefixStore(f"task/{number}", store.tcp),
         rank=rank,
         world_size=plan.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=job.collective_timeout,
     )
     try:
         world = dist.distributed_c10d._get_default_group()
-        groups = build_groups(plan, rank)
+        groups = build_groups(plan, rank, job.collective_timeout)
         bridge = HierarchicalBridge(groups)
         environment = RankEnv(
             world_rank=rank,
@@ -189,7 +202,11 @@ def _run_task(
         if rank == 0:
             store.put({"kind": "started", "task": number})
 
+        published = RankMetrics(job.name, slot.pool, rank, plan.pools[slot.pool].local_batch)
+
         def report(metrics: dict[str, Any]) -> None:
+            heartbeat.step = metrics["step"]
+            published.observe(metrics, bridge.traffic.bytes, bridge.traffic.seconds)
             if rank == 0:
                 store.put({"kind": "metrics", "task": number, **metrics})
 
