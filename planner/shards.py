@@ -1,7 +1,8 @@
 """Where the shards of a placement lie, and what TorchRec asks of placements without saying so.
 
-Ranks are counted inside the pool. Neither torch nor TorchRec is needed here: the trainer makes
-TorchRec's objects of these rectangles, ``planner.interchange`` writes them to files.
+Ranks are counted inside the replica group, which is the pool where there is only one. Neither
+torch nor TorchRec is needed here: the trainer makes TorchRec's objects of these rectangles,
+``planner.interchange`` writes them to files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COLUMN_MULTIPLE = 4
 
 @dataclass(frozen=True)
 class Extent:
-    """Rectangle of a table that one rank of the pool holds."""
+    """Rectangle of a table that one rank of a replica group holds."""
 
     rank: int
     row: int
@@ -91,16 +92,17 @@ def check_placements(plan: Plan, pool_name: str) -> None:
         for name, placement in pool.placements.items()
         if placement.sharding_type is ShardingType.ROW_WISE
     ]
-    if row_wise and max(row_wise) <= -(-max(row_wise) // pool.ranks) * (pool.ranks - 1):
-        raise refuse("*", "the pool's last rank holds no row of any row-wise table", max(row_wise))
+    if row_wise and max(row_wise) <= -(-max(row_wise) // pool.group_ranks) * (pool.group_ranks - 1):
+        raise refuse("*", "the last rank holds no row of any row-wise table", max(row_wise))
 
 
 def _broken_rule(table: Table, placement: Placement, pool: PoolPlan) -> str:
     """What is wrong with one placement, or nothing."""
-    kind, ranks, node = placement.sharding_type, placement.ranks, pool.devices_per_node
-    everyone = tuple(range(pool.ranks))
-    if max(ranks) >= pool.ranks:
-        return f"rank {max(ranks)} is not in a pool of {pool.ranks}"
+    kind, ranks, node = placement.sharding_type, placement.ranks, pool.group_devices_per_node
+    everyone = tuple(range(pool.group_ranks))
+    if max(ranks) >= pool.group_ranks:
+        group = "pool" if pool.replica_groups == 1 else "replica group"
+        return f"rank {max(ranks)} is not in a {group} of {pool.group_ranks}"
     if (kind is ShardingType.DATA_PARALLEL) != (placement.compute_kernel is ComputeKernel.DENSE):
         return "kernel dense belongs to data_parallel tables and only to them"
     split = kind in (ShardingType.COLUMN_WISE, ShardingType.GRID_SHARD)

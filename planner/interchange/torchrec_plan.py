@@ -55,7 +55,8 @@ def sharding_plan_data(
 
     Args:
         module: path of the embedding module inside the model, ``""`` where it is the model.
-        first_rank: world rank of the pool's rank 0.
+        first_rank: world rank of the pool's rank 0. All replica groups of a pool have this plan,
+            each counted from its own first rank.
         device_type: as PyTorch says it.
 
     Raises:
@@ -70,9 +71,9 @@ def sharding_plan_data(
         "pool": pool_name,
         "device": pool.device,
         "device_type": device_type,
-        "ranks": pool.ranks,
+        "ranks": pool.group_ranks,
         "first_rank": first_rank,
-        "devices_per_node": pool.devices_per_node,
+        "devices_per_node": pool.group_devices_per_node,
         "local_batch": pool.local_batch,
         "embedding_bag_configs": _bag_configs(plan, pool),
         "plan": {
@@ -114,7 +115,7 @@ def _parameter_sharding(
     """Fields of ``ParameterSharding``. A data-parallel table has no shards."""
 
     def metadata(shard: Extent) -> dict[str, Any]:
-        index = shard.rank % pool.devices_per_node
+        index = shard.rank % pool.group_devices_per_node
         device = "cpu" if device_type == "cpu" else f"{device_type}:{index}"
         return {
             "shard_offsets": [shard.row, shard.column],
@@ -166,12 +167,12 @@ def sharding_plan_module(
     ]
     return _MODULE.format(
         title=f"TorchRec sharding plan of model {plan.model.name} on pool {pool_name}: "
-        f"{pool.ranks} x {_plain(Path(pool.device).stem)}.",
+        f"{pool.group_ranks} x {_plain(Path(pool.device).stem)}.",
         made_by=f"Made by hwplan {_plain(plan.hwplan_version)} from plan "
         f"{_plain(plan.fingerprint[:16])}.",
         local_batch=pool.local_batch,
-        ranks=pool.ranks,
-        devices_per_node=pool.devices_per_node,
+        ranks=pool.group_ranks,
+        devices_per_node=pool.group_devices_per_node,
         tables=pprint.pformat(tables, width=100, compact=True),
         module=module,
         first_rank=first_rank,

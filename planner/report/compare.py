@@ -128,8 +128,10 @@ def _splits(comparison: Comparison, console: Console) -> None:
     for pool in comparison.matched.planned.plan.cluster.pools:
         cells = []
         for plan in plans.values():
-            found = plan.pools.get(pool.name)
-            cells.append(f"{found.local_batch:,} x {found.ranks}" if found else "-")
+            name = plan.workplace(pool.name)
+            joined = f" ({name})" if name != pool.name else ""
+            found = plan.pools[name] if name else None
+            cells.append(escape(f"{found.local_batch:,} x {found.ranks}{joined}") if found else "-")
         table.add_row(escape(pool.name), *cells)
     indented(console, table)
 

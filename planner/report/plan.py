@@ -96,8 +96,9 @@ def _headline(plan: Plan, console: Console, naive: Plan | None, why_no_naive: st
 
 def _left_out(plan: Plan) -> Iterator[str]:
     """Pools, and nodes of working pools, that have no part in the plan."""
+    at_work = plan.nodes_at_work
     for pool in plan.cluster.pools:
-        working = plan.pools[pool.name].nodes if pool.name in plan.pools else 0
+        working = at_work.get(pool.name, 0)
         if working == 0:
             yield pool.name
         elif working < pool.nodes:
@@ -115,7 +116,7 @@ def _pools(plan: Plan, console: Console) -> None:
         table.add_row(
             escape(name),
             escape(Path(pool.device).stem),
-            f"{pool.ranks}",
+            _ranks(pool),
             f"{pool.local_batch:,} (={samples:,}/{pool.ranks})",
             percent(plan.share(name)),
             pool.policy.compute_precision,
@@ -123,6 +124,12 @@ def _pools(plan: Plan, console: Console) -> None:
             escape(", ".join(pool.policy.recompute) or "none"),
         )
     indented(console, table)
+
+
+def _ranks(pool: PoolPlan) -> str:
+    """With the replica groups, where there are several."""
+    groups = pool.replica_groups
+    return f"{pool.ranks}" + (f" (={groups} groups of {pool.group_ranks})" if groups > 1 else "")
 
 
 def _placements(plan: Plan, name: str, pool: PoolPlan, console: Console) -> None:
@@ -210,11 +217,12 @@ def _memory(plan: Plan, console: Console) -> None:
 
 
 def _exchange(plan: Plan, console: Console) -> None:
-    if len(plan.pools) < 2:
+    exchange, several = plan.exchange, len(plan.pools) > 1
+    if not several and not exchange.embedding_bytes_per_exchange:
         return
-    section(console, "Between pools")
-    exchange = plan.exchange
-    indented(console, f"dense gradients, every step: {size(exchange.dense_bytes_per_step)}")
+    section(console, "Between pools" if several else "Between replica groups")
+    if several:
+        indented(console, f"dense gradients, every step: {size(exchange.dense_bytes_per_step)}")
     every = exchange.embedding_interval_steps
     indented(
         console,

@@ -28,7 +28,7 @@ from planner.specs.base import (
     validate,
     write_atomically,
 )
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import JOIN, ClusterSpec, PoolSpec
 from planner.specs.consistency import check_consistency
 from planner.specs.errors import SpecError
 from planner.specs.kernels import Backend, PlannedGemm
@@ -214,13 +214,22 @@ class Plan(Spec):
         return sum(pool.ranks for pool in self.pools.values())
 
     @property
-    def nodes_at_work(self) -> dict[str, int]:
-        """Working nodes of each of the cluster's pools, the members of joined ones apart."""
-        return {
-            part.name: part.nodes
+    def parts(self) -> tuple[PoolSpec, ...]:
+        """The cluster file's pools that work, each with its working nodes: joined ones apart."""
+        return tuple(
+            part
             for name, pool in self.pools.items()
             for part in self.cluster.pool(name).model_copy(update={"nodes": pool.nodes}).parts
-        }
+        )
+
+    @property
+    def nodes_at_work(self) -> dict[str, int]:
+        """Working nodes by pool of the cluster file."""
+        return {part.name: part.nodes for part in self.parts}
+
+    def workplace(self, pool: str) -> str | None:
+        """The plan's pool that a pool of the cluster file is, or is joined into; None: idle."""
+        return next((name for name in self.pools if pool in name.split(JOIN)), None)
 
     def pool_of_rank(self, rank: int) -> tuple[str, int]:
         """Pool name and pool-local rank of a world rank (pools in order, ranks contiguous)."""

@@ -48,19 +48,16 @@ def plan_devices(plan: Plan) -> int:
 
 def plan_watts(plan: Plan) -> float:
     """Watts of the devices at work."""
-    return sum(
-        pool.ranks * watts_per_device(plan.cluster.pool(name)) for name, pool in plan.pools.items()
-    )
+    return sum(part.devices * watts_per_device(part) for part in plan.parts)
 
 
 def plan_dollars_per_hour(plan: Plan) -> float | None:
     """Dollars per hour of the devices at work; None if one of them has no price."""
     total = 0.0
-    for name, pool in plan.pools.items():
-        price = plan.cluster.pool(name).dollars_per_device_hour
-        if price is None:
+    for part in plan.parts:
+        if part.dollars_per_device_hour is None:
             return None
-        total += pool.ranks * price
+        total += part.devices * part.dollars_per_device_hour
     return total
 
 

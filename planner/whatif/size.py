@@ -142,7 +142,8 @@ class _Grid:
         return tuple(low + i for low, i in zip(self.least, index, strict=True))
 
     def index_of(self, plan: Plan) -> tuple[int, ...]:
-        used = [plan.pools[p.name].nodes if p.name in plan.pools else 0 for p in self.cluster.pools]
+        at_work = plan.nodes_at_work
+        used = [at_work.get(pool.name, 0) for pool in self.cluster.pools]
         return tuple(count - low for count, low in zip(used, self.least, strict=True))
 
     def exclude_below(self, index: tuple[int, ...]) -> None:

@@ -292,7 +292,7 @@ def export_plan(
         from planner.interchange import torchrec_plan as torchrec
 
         name = torchrec.pool_to_export(plan, pool)
-        on_cpu = next(p for p in plan.cluster.pools if p.name == name).cpu_cores is not None
+        on_cpu = plan.cluster.pool(name).cpu_cores is not None
         where: dict[str, Any] = {
             "module": module,
             "first_rank": first_rank,
