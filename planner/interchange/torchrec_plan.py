@@ -72,6 +72,7 @@ def sharding_plan_data(
         "device": pool.device,
         "device_type": device_type,
         "ranks": pool.group_ranks,
+        "replica_groups": pool.replica_groups,
         "first_rank": first_rank,
         "devices_per_node": pool.group_devices_per_node,
         "local_batch": pool.local_batch,

@@ -92,7 +92,8 @@ def test_cpu_pools_are_exported_for_cpu_and_one_at_a_time() -> None:
     assert hwplan("plan", *job, "--out", "two.json").code == 0
     assert_fails(hwplan("export", "two.json"), 2, "--pool", "fast, slow")
     data = json.loads(hwplan("export", "two.json", "--pool", "slow", "--first-rank", "1").out)
-    assert (data["device_type"], data["first_rank"], data["ranks"]) == ("cpu", 1, 3)
+    assert (data["device_type"], data["first_rank"]) == ("cpu", 1)
+    assert data["ranks"] * data["replica_groups"] == 3
     shards = [
         s
         for table in data["plan"][""].values()

@@ -66,9 +66,10 @@ def test_the_front_is_what_nothing_beats(rows: dict[tuple[object, ...], Row]) ->
     front = {costs(row) for row in planned if row.pareto}
     assert len(front) == sum(row.pareto for row in planned), "equal points are marked once"
     assert not any(row.pareto for row in rows.values() if row.planned is None)
-    # A second single worker beside the others stays idle: the point without it is the one to have.
-    assert any(rows[1, 1, batch].pareto for batch in (1920, 1921))
-    assert not any(rows[2, 1, batch].pareto for batch in (1920, 1921))
+    # At the odd batch a second single worker stays idle: the point without it is the one to have.
+    idle = rows[2, 1, 1921].planned
+    assert idle is not None and idle.nodes == {"single": 1, "double": 1}
+    assert rows[1, 1, 1921].pareto and not rows[2, 1, 1921].pareto
 
 
 def test_a_pool_without_a_price_takes_dollars_out_of_the_comparison() -> None:
