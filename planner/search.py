@@ -29,6 +29,7 @@ from planner.groups import GroupedStudy, grouped
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import no_crew, unreachable_batch
+from planner.settle import settle_job
 from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError, UsageError
 from planner.specs.model import ModelSpec
@@ -295,7 +296,10 @@ def plan_job(
         raise no_crew(cluster, job, options.matched)
     contexts = {one.context.pool.name: one.context for one in search.best.solved}
     placements = {one.context.pool.name: one.placements for one in search.best.solved}
-    contexts, evaluation = freshest(contexts, placements, search.best.evaluation)
+    settled, evaluation = settle_job(
+        contexts, placements, search.best.evaluation, search.solver_options
+    )
+    contexts, evaluation = freshest(contexts, settled, evaluation)
     bound_s = min(bound_s, evaluation.step_s)
     proven = evaluation.step_s <= bound_s * (1 + options.mip_gap)
     out_of_time = time.monotonic() > search.deadline

@@ -158,6 +158,10 @@ class PoolProgram:
         """The same program, some operations of which wait for other pools."""
         return self._changed(not_before=not_before) if not_before else self
 
+    def under(self, graph: StepGraph, not_before: Mapping[str, float]) -> PoolProgram:
+        """The same program with another step graph."""
+        return self._changed(graph=graph, not_before=not_before)
+
     def _changed(self, **changes: Any) -> PoolProgram:
         program = replace(self, **changes)
         program.__dict__["loads"] = self.loads
