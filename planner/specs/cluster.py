@@ -146,12 +146,19 @@ class LinkSpec(Spec):
     """Bandwidth of one device to the other pools, each way."""
 
 
+OWN_FIELDS = ("name", "nodes", "min_nodes", "dollars_per_device_hour", "watts_per_device")
+"""In which pools that work as one may differ, besides in which cores they have."""
+
+
 def _unlike(one: PoolSpec, other: PoolSpec) -> str:
     """What keeps two pools from working as one; empty if nothing does."""
-    for name in ("device", "devices_per_node", "nic_gbps_per_device", "host_memory_gib_per_node"):
-        if getattr(one, name) != getattr(other, name):
+    for name in PoolSpec.model_fields:
+        values = [getattr(pool, name) for pool in (one, other)]
+        if name == "cpu_cores":
+            values = [len(cores or ()) for cores in values]
+        if name not in OWN_FIELDS and values[0] != values[1]:
             return name
-    return "cpu_cores" if len(one.cpu_cores or ()) != len(other.cpu_cores or ()) else ""
+    return ""
 
 
 class BridgeSpec(Spec):
@@ -203,15 +210,12 @@ class ClusterSpec(Spec):
             return None
         first, last = members[0], members[-1]
         nodes = sum(pool.nodes for pool in members)
+        shared = {n: getattr(first, n) for n in PoolSpec.model_fields if n not in OWN_FIELDS}
         return JoinedPool(
+            **shared,
             name=JOIN.join(pool.name for pool in members),
-            device=first.device,
             nodes=nodes,
-            devices_per_node=first.devices_per_node,
             min_nodes=nodes - last.nodes + max(1, last.min_nodes),
-            nic_gbps_per_device=first.nic_gbps_per_device,
-            host_memory_gib_per_node=first.host_memory_gib_per_node,
-            cpu_cores=first.cpu_cores,
             members=tuple(members),
             link_gbps_per_device=min(speeds),
         )
