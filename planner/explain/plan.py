@@ -1,0 +1,73 @@
+"""A plan explained: its step, its limits, its levers, and what came next."""
+
+from __future__ import annotations
+
+from planner.explain.change import Change
+from planner.explain.job import job_of
+from planner.explain.levers import idle_pools, levers
+from planner.explain.limits import Limit, limits
+from planner.explain.rivals import next_best, second_best
+from planner.explain.step import (
+    Balance,
+    PathStep,
+    Speedup,
+    balances,
+    faster_jobs,
+    path_steps,
+    speedups,
+)
+from planner.specs.base import PositiveFloat, PositiveInt, Spec
+from planner.specs.plan import Alternative, Plan
+
+
+class Explanation(Spec):
+    """Why a plan is as it is. All steps but the considered table's are at fixed placements."""
+
+    cluster: str
+    model: str
+    kind: str
+    global_batch: PositiveInt
+    step_ms: PositiveFloat
+    critical_path: tuple[PathStep, ...]
+    balance: tuple[Balance, ...]
+    speedups: tuple[Speedup, ...]
+    """Resources a tenth faster, what they save, most first."""
+    limits: tuple[Limit, ...]
+    levers: tuple[Change, ...]
+    next_best: Alternative | None
+    second_policies: dict[str, Change | None]
+    """By pool: the best policy that differs from its own in one thing."""
+    considered: tuple[Alternative, ...]
+    idle_pools: tuple[str, ...]
+
+    @property
+    def worth(self) -> tuple[Change, ...]:
+        """Levers that change something, the most valuable first."""
+        made = [lever for lever in self.levers if lever.made]
+        return tuple(sorted(made, key=lambda lever: -lever.delta_ms))
+
+
+def explain_plan(plan: Plan) -> Explanation:
+    """Explain a plan by pricing it again under the device profiles of now.
+
+    Raises:
+        UsageError: a device profile of the plan is not there any more.
+    """
+    job = job_of(plan)
+    faster = faster_jobs(job)
+    return Explanation(
+        cluster=plan.cluster.name,
+        model=plan.model.name,
+        kind=plan.kind,
+        global_batch=plan.global_batch,
+        step_ms=job.step_ms,
+        critical_path=tuple(path_steps(job, faster)),
+        balance=tuple(balances(job)),
+        speedups=tuple(speedups(job, faster)),
+        limits=tuple(limits(plan, job)),
+        levers=tuple(levers(plan, job)),
+        next_best=next_best(plan),
+        second_policies={name: second_best(job, name) for name in job.pools},
+        considered=plan.considered,
+        idle_pools=idle_pools(plan),
+    )
