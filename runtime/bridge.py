@@ -19,6 +19,13 @@ import torch.distributed as dist
 from planner.specs.plan import Plan
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+CHUNK_BYTES = 8 << 20
+"""Of a device tensor's way through host memory: while a chunk travels, the next is copied."""
+STAGING_BYTES = 128 << 20
+"""Pinned host memory of one rank, at most."""
+PROBE_BYTES = 16 << 20
+"""Of the all-reduce that measures the bridge."""
+PROBES = 3
 
 
 @dataclass(frozen=True)
@@ -103,38 +110,61 @@ class HierarchicalBridge:
     """
 
     groups: JobGroups
+    wire: torch.dtype | None = None
+    """Number format between pools of tensors that may be rounded; None: their own."""
     traffic: Traffic = field(default_factory=Traffic)
-    _staging: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    _staging: torch.Tensor | None = None
     _stream: torch.cuda.Stream | None = None
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+    def all_reduce_sum(self, tensor: torch.Tensor, *, exact: bool = True) -> None:
         """Replace ``tensor`` (any shape, CPU or CUDA) by its sum over all ranks of the job.
 
         For CUDA tensors the result is ordered on the caller's current stream.
+
+        Args:
+            exact: whether it may not travel between pools in the narrower ``wire`` format.
         """
         begin = time.perf_counter()
+        wire = tensor.dtype if exact or self.wire is None else self.wire
         flat = tensor.detach().contiguous().view(-1)
         if tensor.is_cuda:
-            self._on_own_stream(flat)
+            self._on_own_stream(flat, wire)
         else:
-            self._sum(flat)
+            self._sum(flat, wire)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
         self.traffic.calls += 1
         self.traffic.seconds += time.perf_counter() - begin
 
-    def _on_own_stream(self, flat: torch.Tensor) -> None:
+    def measure(self) -> float | None:
+        """Bandwidth of this rank's rail, bytes per second each way; None if it leads none.
+
+        That of an all-reduce in host memory, the fastest of a few. Every rank must call it.
+        """
+        if self.groups.rail is None:
+            return None
+        probe = torch.zeros(PROBE_BYTES // 4)
+        times = []
+        for _ in range(PROBES):
+            dist.barrier(self.groups.rail)
+            begin = time.perf_counter()
+            dist.all_reduce(probe, group=self.groups.rail)
+            times.append(time.perf_counter() - begin)
+        pools = self.groups.pools
+        return 2 * (pools - 1) / pools * PROBE_BYTES / min(times)
+
+    def _on_own_stream(self, flat: torch.Tensor, wire: torch.dtype) -> None:
         """Keep waits for the host copy off the stream that computes gradients."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
         caller = torch.cuda.current_stream(flat.device)
         self._stream.wait_stream(caller)
         with torch.cuda.stream(self._stream):
-            self._sum(flat)
+            self._sum(flat, wire)
         flat.record_stream(self._stream)
         caller.wait_stream(self._stream)
 
-    def _sum(self, flat: torch.Tensor) -> None:
+    def _sum(self, flat: torch.Tensor, wire: torch.dtype) -> None:
         group = self.groups.bridge_pool
         pool_size = group.size()
         if self.groups.pools == 1:
@@ -146,7 +176,7 @@ class HierarchicalBridge:
                 dist.reduce(part, dst=leader, group=group)
         for leader, part in self._slices(flat):
             if leader == dist.get_rank():
-                self._sum_between_pools(part)
+                self._sum_between_pools(part, wire)
         if pool_size > 1:
             for leader, part in self._slices(flat):
                 dist.broadcast(part, src=leader, group=group)
@@ -159,25 +189,50 @@ class HierarchicalBridge:
             if low < high:
                 yield leader, flat[low:high]
 
-    def _sum_between_pools(self, part: torch.Tensor) -> None:
+    def _sum_between_pools(self, part: torch.Tensor, wire: torch.dtype) -> None:
         """All-reduce among the pools' leaders of this rail, in host memory."""
         pools = self.groups.pools
-        self.traffic.bytes += 2 * (pools - 1) * part.nbytes // pools
-        if not part.is_cuda:
+        self.traffic.bytes += 2 * (pools - 1) * part.numel() * wire.itemsize // pools
+        if part.is_cuda:
+            for block in torch.split(part, STAGING_BYTES // wire.itemsize):
+                self._staged_sum(block, wire)
+        elif wire == part.dtype:
             dist.all_reduce(part, group=self.groups.rail)
-            return
-        host = self._host_buffer(part)
-        host.copy_(part, non_blocking=True)
-        torch.cuda.current_stream(part.device).synchronize()
-        dist.all_reduce(host, group=self.groups.rail)
-        part.copy_(host, non_blocking=True)
-        # The next slice reuses the buffer.
-        torch.cuda.current_stream(part.device).synchronize()
+        else:
+            rounded = part.to(wire)
+            dist.all_reduce(rounded, group=self.groups.rail)
+            part.copy_(rounded)
 
-    def _host_buffer(self, part: torch.Tensor) -> torch.Tensor:
-        """Pinned host memory of ``part``'s size and dtype, kept for the next call."""
-        held = self._staging.get(part.dtype)
-        if held is None or held.numel() < part.numel():
-            held = torch.empty(part.numel(), dtype=part.dtype, pin_memory=True)
-            self._staging[part.dtype] = held
-        return held[: part.numel()]
+    def _staged_sum(self, block: torch.Tensor, wire: torch.dtype) -> None:
+        """Chunks through pinned memory: all copies to the host are queued at once, each chunk
+        travels when its copy has ended, and is copied back while the later ones still travel."""
+        stream = torch.cuda.current_stream(block.device)
+        size = CHUNK_BYTES // wire.itemsize
+        chunks = list(
+            zip(
+                torch.split(block, size),
+                torch.split(self._host_buffer(block.numel(), wire), size),
+                strict=True,
+            )
+        )
+        copied = []
+        for device, host in chunks:
+            # The cast happens on the device: half of the bytes over its link too.
+            host.copy_(device.to(wire), non_blocking=True)
+            copied.append(stream.record_event())
+        travelling = []
+        for (_, host), event in zip(chunks, copied, strict=True):
+            event.synchronize()
+            travelling.append(dist.all_reduce(host, group=self.groups.rail, async_op=True))
+        for (device, host), work in zip(chunks, travelling, strict=True):
+            work.wait()
+            device.copy_(host.to(device.device, non_blocking=True))
+        # The next call reuses the buffer.
+        stream.synchronize()
+
+    def _host_buffer(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Pinned host memory, kept for the next call."""
+        needed = elements * dtype.itemsize
+        if self._staging is None or self._staging.numel() < needed:
+            self._staging = torch.empty(needed, dtype=torch.uint8, pin_memory=True)
+        return self._staging[:needed].view(dtype)

@@ -12,8 +12,12 @@ import torch.distributed as dist
 class Bridge(Protocol):
     """Exact sums over all ranks of all pools."""
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        """Replace a CPU or device tensor by its sum over all ranks; same order on every rank."""
+    def all_reduce_sum(self, tensor: torch.Tensor, *, exact: bool = True) -> None:
+        """Replace a CPU or device tensor by its sum over all ranks; same order on every rank.
+
+        Args:
+            exact: whether it may not be rounded on its way between pools.
+        """
 
 
 @dataclass(frozen=True)

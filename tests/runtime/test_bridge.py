@@ -79,3 +79,33 @@ def test_sum_is_exact_on_every_rank(ranks, rails, tmp_path: Path):
     # Two leaders in a ring send each byte once each.
     payload = sum(tensor.nbytes for tensor in expected)
     assert wire_bytes == (2 * payload if len(ranks) == 2 else 0)
+
+
+def _rounded_on_rank(rank: int, store: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+    bridge = HierarchicalBridge(build_groups(_plan([2, 1], 1), rank), wire=torch.bfloat16)
+    kept, rounded = torch.full((8,), 1.0 + 2**-12), torch.full((8,), 1.0 + 2**-12)
+    bridge.all_reduce_sum(kept)
+    exact_bytes = bridge.traffic.bytes
+    bridge.all_reduce_sum(rounded, exact=False)
+    whole = torch.ones(4, dtype=torch.int64)
+    bridge.all_reduce_sum(whole)
+    torch.save(
+        (kept, rounded, exact_bytes, bridge.traffic.bytes, whole, bridge.measure()),
+        f"{out}/{rank}.pt",
+    )
+    dist.destroy_process_group()
+
+
+def test_a_narrow_wire_rounds_only_what_may_be_rounded(tmp_path: Path):
+    mp.spawn(_rounded_on_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=3)
+    for rank in range(3):
+        kept, rounded, exact, both, whole, bandwidth = torch.load(tmp_path / f"{rank}.pt")
+        assert torch.equal(kept, torch.full((8,), 3 * (1.0 + 2**-12)))
+        # Pools send 2 (1 + 2^-12) and 1 + 2^-12, which bf16 holds as 2 and 1.
+        assert torch.equal(rounded, torch.full((8,), 3.0))
+        assert torch.equal(whole, torch.full((4,), 3))
+        leads = rank in (0, 2)
+        assert (exact, both) == ((32, 32 + 16 + 32) if leads else (0, 0))
+        assert (bandwidth is None) != leads and (bandwidth is None or bandwidth > 1e6)
