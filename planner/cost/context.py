@@ -84,10 +84,11 @@ class PoolContext:
 
     @property
     def hbm_capacity_bytes(self) -> int:
-        """Device memory a rank may fill: capacity less the allocator's reserve."""
+        """Device memory a rank may fill: capacity less the reserves of allocator and cluster file."""
         memory = self.device.memory
         capacity = self.host_capacity_bytes if self.device.is_cpu else memory.hbm_bytes.value
-        return int(capacity * (1 - memory.allocator_reserve.value))
+        kept_free = memory.allocator_reserve.value + self.pool.reserved_memory
+        return int(capacity * max(1 - kept_free, 0.0))
 
     @property
     def host_capacity_bytes(self) -> int:
