@@ -37,7 +37,7 @@ from planner.specs.units import Dtype
 from planner.splits import SplitSpace
 from planner.whatif.price import plan_dollars_per_hour, plan_watts
 
-MATCHED = SearchOptions(matched=True)
+MATCHED = SearchOptions(matched=True, mip_gap=0.05)
 
 
 def cluster(*pools: PoolSpec, link_gbps: float | None, bridge_gbps: float = 10.0) -> ClusterSpec:
@@ -226,7 +226,7 @@ def test_the_naive_port_keeps_pools_apart_and_is_compared() -> None:
     naive = naive_port(linked, model)
     assert list(naive.pools) == ["a", "b"]
     assert all(one.replica_groups == 1 for one in naive.pools.values())
-    matched = compare(linked, model, options=SearchOptions()).matched
+    matched = compare(linked, model, options=SearchOptions(mip_gap=0.05)).matched
     assert list(matched.planned.plan.pools) == ["a+b"] and matched.speedup > 1
     assert naive.predicted.lower_bound_ms <= matched.planned.step_ms * (1 + 1e-9)
 
