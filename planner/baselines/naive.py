@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.assemble import assemble, freshest, with_batch
@@ -26,7 +27,7 @@ from planner.ilp.options import Way, table_classes
 from planner.ilp.program import PoolProgram
 from planner.ilp.solve import SolverOptions
 from planner.infeasible import unreachable_batch
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import InfeasibleError
 from planner.specs.load import load_device
@@ -62,7 +63,7 @@ def naive_choice(cluster: ClusterSpec, model: ModelSpec) -> NaiveChoice:
     """
     split = equal_split({pool.name: pool.devices for pool in cluster.pools}, model.global_batch)
     if split is None:
-        raise unreachable_batch(cluster, model.global_batch, matched=True)
+        raise unreachable_batch(cluster, model, matched=True)
     several = len(cluster.pools) > 1
     contexts = {
         pool.name: PoolContext(
@@ -166,19 +167,23 @@ def naive_port(cluster: ClusterSpec, model: ModelSpec, global_batch: int | None 
 
 
 def _dense_bound_s(cluster: ClusterSpec, model: ModelSpec) -> float:
-    """No plan on all devices of the cluster has a shorter step."""
-    several = len(cluster.pools)
+    """No plan on all devices of the cluster, linked pools joined or not, has a shorter step."""
+    return min(
+        crew.dense_s(crew.space.root)
+        for crew in (_whole_crew(cluster, model, pools) for pools in cluster.ways())
+        if crew.space.root is not None
+    )
+
+
+def _whole_crew(cluster: ClusterSpec, model: ModelSpec, pools: Sequence[PoolSpec]) -> Crew:
     studies = tuple(
         grouped(
             pool=pool,
             model=model,
             bridge=cluster.bridge,
-            pools_in_job=several,
+            pools_in_job=len(pools),
             options=SolverOptions(),
         )
-        for pool in cluster.pools
+        for pool in pools
     )
-    space = SplitSpace(tuple(study.ranks for study in studies), model.global_batch)
-    root = space.root
-    assert root is not None, "the batch was split before"
-    return Crew(studies, space).dense_s(root)
+    return Crew(studies, SplitSpace(tuple(study.ranks for study in studies), model.global_batch))
