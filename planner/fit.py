@@ -18,6 +18,8 @@ from planner.study import Solved
 
 ANY = Goal(enough_s=float("inf"))
 """The first placement found will do."""
+CLOSE = 1 / 8
+"""The largest local batch of a pool is looked for to within this part."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,8 @@ class Fit:
 
 
 def first_fit(crews: Iterable[Crew]) -> Fit | None:
-    """Of every set of pools its first crew is tried; None if none of them holds the tables.
-
-    Args:
-        crews: those with more nodes first: more ranks hold whatever fewer do.
-    """
-    tried: set[tuple[str, ...]] = set()
-    for crew in crews:
-        pools = tuple(study.pool.name for study in crew.studies)
-        if pools in tried:
-            continue
-        tried.add(pools)
-        found = _fit(crew)
-        if found is not None:
-            return found
-    return None
+    """Of the first crew that holds the tables; None if none does."""
+    return next((found for found in map(_fit, crews) if found is not None), None)
 
 
 def _fit(crew: Crew) -> Fit | None:
@@ -79,8 +68,8 @@ def _solved(study: GroupedStudy, batch: int) -> Solved | None:
 
 
 def _most(study: GroupedStudy, low: int, high: int) -> int:
-    """The largest local batch in [low, high] that the pool holds; it holds ``low``."""
-    while low < high:
+    """About the largest local batch in [low, high] that the pool holds; it holds ``low``."""
+    while high - low > low * CLOSE:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _solved(study, middle) else (low, middle - 1)
     return low

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, product
 from typing import get_args
 
 from planner.assemble import assemble, freshest, with_batch
@@ -25,6 +25,7 @@ from planner.baselines.naive import naive_choice
 from planner.cost.context import PoolContext
 from planner.crew import Crew
 from planner.evaluate import MS, Evaluation, evaluate
+from planner.fit import first_fit
 from planner.groups import GroupedStudy, grouped
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
@@ -37,13 +38,17 @@ from planner.specs.plan import Alternative, KernelPolicy, Plan, SolverReport
 from planner.splits import Box, SplitSpace
 from planner.study import Solved
 
+CURE_LIMIT_S = 5.0
+"""Time in which a job must be found feasible to be suggested."""
+
 
 @dataclass(frozen=True)
 class SearchOptions:
     """Limits of a search.
 
     ``matched``: all devices of all pools must work. ``kernels``: ``vendor`` plans without kernel
-    preselection, for a comparison.
+    preselection, for a comparison. ``cures``: if there is no plan, look for changes that would give
+    one (seconds).
     """
 
     mip_gap: float = 0.01
@@ -52,6 +57,7 @@ class SearchOptions:
     seed: int = 0
     matched: bool = False
     kernels: KernelPolicy = "preselected"
+    cures: bool = True
 
     def __post_init__(self) -> None:
         for name, value in (("mip_gap", self.mip_gap), ("time_limit_s", self.time_limit_s)):
@@ -122,18 +128,34 @@ class Search:
     def crews(self) -> Iterator[Crew]:
         """All crews that reach the batch, the whole cluster with its pools apart first."""
         for pools in self.cluster.ways():
-            choices = [
-                [pool.nodes] if self.options.matched else range(pool.nodes, pool.min_nodes - 1, -1)
-                for pool in pools
-            ]
-            for nodes in product(*choices):
-                working = [(p, count) for p, count in zip(pools, nodes, strict=True) if count]
-                if not working:
-                    continue
-                studies = tuple(self.study(pool, count, len(working)) for pool, count in working)
-                space = SplitSpace(tuple(s.ranks for s in studies), self.model.global_batch)
-                if space.root is not None:
-                    yield Crew(studies, space)
+            yield from self._crews_of(pools, [pool.min_nodes for pool in pools])
+
+    def _crews_of(self, pools: Sequence[PoolSpec], least: Sequence[int]) -> Iterator[Crew]:
+        """Crews of pools with at least so many nodes each, those with most first."""
+        choices = [
+            [pool.nodes] if self.options.matched else range(pool.nodes, nodes - 1, -1)
+            for pool, nodes in zip(pools, least, strict=True)
+        ]
+        for counts in product(*choices):
+            working = [(p, count) for p, count in zip(pools, counts, strict=True) if count]
+            if not working:
+                continue
+            studies = tuple(self.study(pool, count, len(working)) for pool, count in working)
+            space = SplitSpace(tuple(s.ranks for s in studies), self.model.global_batch)
+            if space.root is not None:
+                yield Crew(studies, space)
+
+    def _largest_crews(self) -> Iterator[Crew]:
+        """The first crew of every set of pools that may work without the others."""
+        for pools in self.cluster.ways():
+            for count in range(len(pools), 0, -1):
+                for working in combinations(pools, count):
+                    resting = [pool for pool in pools if pool not in working]
+                    if not resting or not (
+                        self.options.matched or any(pool.min_nodes for pool in resting)
+                    ):
+                        least = [max(pool.min_nodes, 1) for pool in working]
+                        yield from islice(self._crews_of(working, least), 1)
 
     def offer_naive(self) -> None:
         """Take the naive port, with the kernels of this search, if the search, which stops within
@@ -156,6 +178,28 @@ class Search:
             split = tuple(ctx.local_batch for ctx in contexts.values())
             self.best = Scored(crew, split, solved, evaluation)
             self.scored[f"naive port: {crew.label}", split] = self.best
+
+    def take_any(self) -> bool:
+        """Make do with any plan if there is none; whether there is one now."""
+        found = first_fit(self._largest_crews()) if self.best is None else None
+        if found is not None:
+            evaluation = evaluate(
+                {one.context.pool.name: one.context for one in found.solved},
+                {one.context.pool.name: one.placements for one in found.solved},
+            )
+            self.best = Scored(found.crew, found.split, found.solved, evaluation)
+            self.scored[found.crew.label, found.split] = self.best
+        return self.best is not None
+
+    def feasible(self, cluster: ClusterSpec, model: ModelSpec) -> bool:
+        """Whether another job has a plan, by the same options."""
+        options = replace(self.options, time_limit_s=min(self.options.time_limit_s, CURE_LIMIT_S))
+        other = Search(cluster, model, options, time.monotonic() + options.time_limit_s)
+        try:
+            other.offer_naive()
+            return other.take_any()
+        except InfeasibleError:
+            return False
 
     def spare_devices(self, bound_s: float) -> None:
         """Prefer the crew with the fewest devices whose step is within the gap of the bound too:
@@ -184,7 +228,8 @@ class Search:
             assert root is not None
             queue.append((crew.dense_s(root), order, False, root, crew))
         if not queue:
-            raise unreachable_batch(self.cluster, self.model.global_batch, self.options.matched)
+            fits = self.feasible if self.options.cures else None
+            raise unreachable_batch(self.cluster, self.model, self.options.matched, fits)
         heapq.heapify(queue)
         serial = len(queue)
         while queue:
@@ -292,8 +337,9 @@ def plan_job(
     bound_s = search.run()
     search.offer_naive()
     search.spare_devices(bound_s)
-    if search.best is None:
-        raise no_crew(cluster, job, options.matched)
+    if not search.take_any():
+        raise no_crew(cluster, job, options.matched, search.feasible if options.cures else None)
+    assert search.best is not None
     contexts = {one.context.pool.name: one.context for one in search.best.solved}
     placements = {one.context.pool.name: one.placements for one in search.best.solved}
     settled, evaluation = settle_job(

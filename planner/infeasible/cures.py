@@ -28,11 +28,13 @@ from planner.specs.model import ModelSpec, TableGroup
 from planner.specs.units import Dtype
 from planner.splits import SplitSpace
 
-MOST_NODES = 512
-"""Larger pools are not tried."""
-MOST_HOST_GIB = 16 * 1024
+MOST_NODES = 128
+"""Of a pool that are tried, or twice as many as it has."""
+ROUND = tuple(part << power for power in range(22) for part in (4, 5, 6, 7))
+"""Four sizes to the octave, times four: memory and batches come in round numbers."""
+HOST_GIB = tuple(size // 4 for size in ROUND if size % 4 == 0 and size <= 4 * 16 * 1024)
 """Host memory of a node that is tried, if such machines are at hand; it is all that CPUs have."""
-MOST_PAIRS = 3
+MOST_PAIRS = 2
 """Cures of two changes that are shown."""
 LIMITS: tuple[Limit, ...] = ("sharding_types", "compute_kernels", "data_types", "min_partition")
 
@@ -76,7 +78,7 @@ def _nodes(cluster: ClusterSpec, model: ModelSpec, pool: PoolSpec, matched: bool
         ]
         return SplitSpace(tuple(devices), model.global_batch).root is not None
 
-    counts = range(pool.nodes + 1, MOST_NODES + 1)
+    counts = range(pool.nodes + 1, max(MOST_NODES, 2 * pool.nodes) + 1)
     usable = [nodes for nodes in counts if reaches(nodes)] if matched else counts
     return Lever(usable, lambda nodes: Nodes(pool, nodes))
 
@@ -86,14 +88,14 @@ def _host_memory(cluster: ClusterSpec, pool: PoolSpec) -> Lever:
     names = {pool.name}.union(*linked)
     alike = tuple(one.name for one in cluster.pools if one.name in names)
     now = int(pool.host_memory_gib_per_node or 0)
-    return Lever(range(now + 1, MOST_HOST_GIB + 1), lambda gib: HostMemory(alike, gib))
+    return Lever([gib for gib in HOST_GIB if gib > now], lambda gib: HostMemory(alike, gib))
 
 
 def _smaller_batch(cluster: ClusterSpec, model: ModelSpec) -> Lever:
     """Multiples of the devices: every crew's split can be as even as it likes."""
     devices = sum(pool.devices for pool in cluster.pools)
-    most = (model.global_batch - 1) // devices * devices
-    return Lever(range(most, 0, -devices), Batch)
+    each = sorted({max(1, size // 4) for size in ROUND}, reverse=True)
+    return Lever([b * devices for b in each if b * devices < model.global_batch], Batch)
 
 
 def _table_precision(model: ModelSpec) -> Iterator[Lever]:

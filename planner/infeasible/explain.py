@@ -12,7 +12,7 @@ from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError
 from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
-from planner.specs.units import GIB
+from planner.specs.units import GIB, MIB
 from planner.splits import SplitSpace, equal_split
 from planner.study import PoolStudy
 
@@ -138,4 +138,4 @@ def _problem(cluster: ClusterSpec, miss: Shortage, matched: bool) -> str:
 
 
 def _gib(count: float) -> str:
-    return f"{count / GIB:.1f} GiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"

@@ -172,10 +172,9 @@ def _by_kind(
     for (g, o), count in cut.items():
         group = program.classes[g]
         shares = _shares(program, group.options[o], whole_piece)
-        for category, size in _option_bytes(
-            ctx, tables[group.tables[0]], group.options[o], shares
-        ).items():
-            held[KINDS.get(category, "buffers")] += count * size
+        stored = _option_bytes(ctx, tables[group.tables[0]], group.options[o], shares)
+        for category, share in stored.items():
+            held[KINDS.get(category, "buffers")] += count * share
     return {kind: round(size) for kind, size in held.items() if round(size)}
 
 
