@@ -153,7 +153,7 @@ class Job:
 
     def steps_s(self, pool: str, slowest: Floats) -> Floats:
         """The job's step for other loads of one pool. ``slowest``: [..., C]; result: [...]."""
-        return np.maximum.reduce(np.broadcast_arrays(*self.ends_s(pool, slowest)))
+        return np.asarray(np.maximum.reduce(np.broadcast_arrays(*self.ends_s(pool, slowest))))
 
     @cached_property
     def step_s(self) -> float:
@@ -163,6 +163,12 @@ class Job:
     @property
     def step_ms(self) -> float:
         return self.step_s * MS
+
+    @property
+    def devices_s(self) -> float:
+        """When the last operation but the hosts' launches ends: they may take longer."""
+        ends = zip(self.operations, self.ends_s(), strict=True)
+        return max(float(end) for one, end in ends if one.operation.stream != "host")
 
     @cached_property
     def critical_path(self) -> tuple[tuple[JointOperation, float], ...]:

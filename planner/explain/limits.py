@@ -19,6 +19,8 @@ from planner.specs.units import GIB, Dtype
 
 WORTH = 1e-6
 """Share of the step from which on a constraint counts as binding."""
+TIGHT = 0.9
+"""Share of a rank's memory from which on placements may have been chosen for their size."""
 WIRE_AND_WEIGHTS = (Dtype.FP16, Dtype.BF16)
 """Precisions of weights and exchanges that a model may allow beside fp32."""
 IN_HOST_MEMORY = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
@@ -84,7 +86,11 @@ def _memory(job: Job, name: str) -> Limit:
     what = f"memory of {name}"
     saving = _saved_by(state)
     if not saving:
-        note = "more would change nothing: nothing is done to save it"
+        note = "nothing is done to save it"
+        if used["total"] > TIGHT * used["capacity"]:
+            note += ", but placements had to fit: hwplan explain --table says which moves lack room"
+        else:
+            note += ": more would change nothing"
         return Limit(
             what=what, now=now, relaxed="", step_ms=None, saved_ms=0.0, binds=False, note=note
         )

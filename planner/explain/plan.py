@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.evaluate import MS
 from planner.explain.change import Change
 from planner.explain.job import job_of
 from planner.explain.levers import idle_pools, levers
@@ -28,6 +29,8 @@ class Explanation(Spec):
     kind: str
     global_batch: PositiveInt
     step_ms: PositiveFloat
+    devices_ms: PositiveFloat
+    """When devices and links have done their work; above it the hosts' launches decide the step."""
     critical_path: tuple[PathStep, ...]
     balance: tuple[Balance, ...]
     speedups: tuple[Speedup, ...]
@@ -61,6 +64,7 @@ def explain_plan(plan: Plan) -> Explanation:
         kind=plan.kind,
         global_batch=plan.global_batch,
         step_ms=job.step_ms,
+        devices_ms=job.devices_s * MS,
         critical_path=tuple(path_steps(job, faster)),
         balance=tuple(balances(job)),
         speedups=tuple(speedups(job, faster)),

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pydantic import BaseModel
 
 from planner.cost.context import PoolContext
-from planner.specs.cluster import PoolSpec
+from planner.specs.cluster import JoinedPool, PoolSpec
 from planner.specs.device import Constant, DeviceProfile
 from planner.specs.units import gbps_to_bytes_per_s
 
@@ -82,6 +82,7 @@ def _times(name: str, *patterns: str) -> Resource:
 
 
 def _nic(ctx: PoolContext, factor: float) -> PoolContext:
+    """NICs, and the links between joined pools, which they lead to."""
     own = gbps_to_bytes_per_s(1.0)
     default = ctx.device.network.bytes_per_s.value / own
 
@@ -89,10 +90,10 @@ def _nic(ctx: PoolContext, factor: float) -> PoolContext:
         update: dict[str, object] = {
             "nic_gbps_per_device": (pool.nic_gbps_per_device or default) * factor
         }
-        members = getattr(pool, "members", None)
-        if members is not None:
-            update["members"] = tuple(faster(member) for member in members)
-            update["link_gbps_per_device"] = getattr(pool, "link_gbps_per_device") * factor
+
+        if isinstance(pool, JoinedPool):
+            update["members"] = tuple(faster(member) for member in pool.members)
+            update["link_gbps_per_device"] = pool.link_gbps_per_device * factor
         return pool.model_copy(update=update)
 
     return replace(ctx, pool=faster(ctx.pool))

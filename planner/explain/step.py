@@ -101,11 +101,12 @@ def path_steps(job: Job, faster: Mapping[tuple[str, Resource], Job]) -> Iterator
 
 def balances(job: Job) -> Iterator[Balance]:
     """Pool by pool."""
-    ends = job.ends_s()
+    ends_s: dict[str, list[float]] = {name: [] for name in job.pools}
+    for one, end in zip(job.operations, job.ends_s(), strict=True):
+        ends_s[one.pool].append(float(end))
     for name, state in job.pools.items():
         seconds = state.table_seconds
         mean_s, slowest_s = float(seconds.mean()), float(seconds.max())
-        own = [float(end) for one, end in zip(job.operations, ends, strict=True) if one.pool == name]
         yield Balance(
             pool=name,
             slowest_rank=int(seconds.argmax()),
@@ -113,5 +114,5 @@ def balances(job: Job) -> Iterator[Balance]:
             mean_ms=mean_s * MS,
             # Rounding may leave the mean of equal numbers above them.
             excess=max(slowest_s / mean_s - 1, 0.0) if mean_s else 0.0,
-            own_step_ms=max(own) * MS,
+            own_step_ms=max(ends_s[name]) * MS,
         )

@@ -13,6 +13,7 @@ import typer
 from planner.specs.errors import HwplanError
 from runtime.cli.baselines import baselines
 from runtime.cli.compare import compare
+from runtime.cli.explain import explain
 from runtime.cli.interchange import export_plan, import_tables
 from runtime.cli.inventory import devices, models
 from runtime.cli.kernels import kernels
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    plan, train, status, compare, baselines, models, devices, show, sweep, size, sensitivity
+    plan, train, status, compare, baselines, models, devices, show, explain, sweep, size, sensitivity
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(import_tables)
