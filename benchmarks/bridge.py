@@ -5,7 +5,10 @@ gloo (what the link gives), and that of the bridge's sum over all ranks, at seve
 2 (P-1)/P S / t for P pools and S bytes. On CPU workers the bridge's legs inside a pool run on the
 same cores as gloo, so layouts with several ranks per pool show the legs' cost, not the link's.
 
-    python benchmarks/bridge.py [--mib 1 16 64] [--repeats 5]
+With --device cuda the bridge sums tensors on GPU 0, which pools of one rank share, staged through
+pinned host memory; gloo is measured in host memory as before.
+
+    python -m benchmarks.bridge [--mib 1 16 64] [--repeats 5] [--device cpu|cuda]
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def on_rank(rank: int, layout: list[int], mib: list[int], repeats: int, folder: str) -> None:
+def on_rank(
+    rank: int, layout: list[int], mib: list[int], repeats: int, device: str, folder: str
+) -> None:
     """Measure on one rank; rank 0 prints."""
     cores = sorted(os.sched_getaffinity(0))
     pool = next(p for p in range(len(layout)) if rank < sum(layout[: p + 1]))
@@ -55,14 +60,17 @@ def on_rank(rank: int, layout: list[int], mib: list[int], repeats: int, folder: 
     leaders = [sum(layout[:p]) for p in range(len(layout))]
     link = dist.new_group(leaders)
     for size in mib:
-        tensor = torch.ones(size * 2**20 // 4)
+        host = torch.ones(size * 2**20 // 4)
+        tensor = host.to(device)
 
-        def raw(tensor: torch.Tensor = tensor) -> None:
+        def raw(host: torch.Tensor = host) -> None:
             if rank in leaders:
-                dist.all_reduce(tensor, group=link)
+                dist.all_reduce(host, group=link)
 
         def bridged(tensor: torch.Tensor = tensor) -> None:
             bridge.all_reduce_sum(tensor)
+            if tensor.is_cuda:
+                torch.cuda.synchronize()
 
         busbw = [
             2 * (len(layout) - 1) / len(layout) * tensor.nbytes / seconds(call, repeats) / 1e9
@@ -82,12 +90,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    for layout in LAYOUTS:
+    for layout in LAYOUTS if options.device == "cpu" else LAYOUTS[:1]:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(
                 on_rank,
-                (layout, options.mib, options.repeats, str(Path(folder))),
+                (layout, options.mib, options.repeats, options.device, str(Path(folder))),
                 nprocs=sum(layout),
             )
 
