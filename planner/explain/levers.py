@@ -143,12 +143,25 @@ def _devices(plan: Plan, job: Job) -> Iterator[Change]:
         if after is not None:
             nodes = plan.cluster.pool(name).nodes
             planned, instead = f"{state.ctx.pool.nodes} of {nodes} nodes", f"all {nodes} nodes"
-            yield changed(f"devices of {name} left out", planned, instead, job, after)
+            yield _or_searched(
+                plan, changed(f"devices of {name} left out", planned, instead, job, after), after
+            )
     if len(job.pools) > 1:
         for name in job.pools:
             after = without_pool(plan, job, name)
             if after is not None:
                 yield changed(f"pool {name}", "works", "left out", job, after)
+
+
+def _or_searched(plan: Plan, change: Change, after: Job) -> Change:
+    """The change as the search priced it, with placements of its own, if that is shorter."""
+    batches = {name: state.ctx.local_batch for name, state in after.pools.items()}
+    for row in plan.considered:
+        if row.local_batch == batches and row.step_ms and row.step_ms < change.step_ms:
+            delta_ms = row.step_ms - change.step_ms + change.delta_ms
+            update = {"step_ms": row.step_ms, "delta_ms": delta_ms, "fits": True, "short_of": ""}
+            return change.model_copy(update=update)
+    return change
 
 
 def _with_all_nodes(plan: Plan, job: Job, grown: str) -> Job | None:

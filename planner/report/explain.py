@@ -1,4 +1,4 @@
-"""A plan's explanation for the terminal: the step, what binds, what levers are worth, what came next."""
+"""A plan's explanation for the terminal: step, limits, levers, and what came next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from planner.explain.plan import Explanation
 from planner.explain.words import told
 from planner.report.text import bar, columns, indented, milliseconds, percent, section
 
-SMALLEST_MS = 1e-6
-"""Smaller differences are none."""
+SMALLEST_MS = 5e-4
+"""Smaller differences would read 0.000."""
 MOST_LEVERS = 4
 """Levers and resources that ``hwplan plan`` names."""
 
@@ -39,8 +39,8 @@ def render_explanation(found: Explanation, console: Console) -> None:
     console.print(f"[bold]{escape(f'{found.model} on {found.cluster}: why this plan')}[/bold]")
     indented(
         console,
-        f"step {milliseconds(found.step_ms)} ms at global batch {found.global_batch:,}; steps below "
-        "are this plan's, priced again with one thing changed, at fixed placements",
+        f"step {milliseconds(found.step_ms)} ms at global batch {found.global_batch:,}; all other "
+        "steps are this plan's with one thing changed, at fixed placements",
     )
     _path(found, console)
     _balance(found, console)
@@ -146,8 +146,9 @@ def _limits(found: Explanation, console: Console) -> None:
     for limit in found.limits:
         step = "-" if limit.step_ms is None else stepped(limit.step_ms, found.step_ms)
         relaxed = ", ".join(part for part in (limit.relaxed, limit.note) if part)
+        mark = "->" if limit.binds else ""
         table.add_row(
-            "->" if limit.binds else "",
+            mark,
             escape(limit.what),
             escape(limit.now),
             escape(relaxed),

@@ -1,4 +1,4 @@
-"""One table's explanation for the terminal: where it sits, what it costs, where else it could be."""
+"""One table's explanation for the terminal: where it sits, at what cost, where else it could."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from planner.explain.words import placed
 from planner.report.explain import signed, stepped
 from planner.report.text import columns, indented, milliseconds, percent, section, size
 
-MOST_MOVES = 10
-"""Other placements shown; ``--json`` has all."""
+MOST_MOVES = 12
+"""Other placements shown, one of each sharding type and kernel; ``--json`` has all."""
 
 
 def render_table_explanation(found: TableExplanation, console: Console) -> None:
@@ -66,7 +66,9 @@ def _where(name: str, pool: TableInPool, console: Console) -> None:
 
 def _moves(pool: TableInPool, step_ms: float, console: Console) -> None:
     table = columns("instead", "step then", "tables", "memory", "fits", right=("tables", "memory"))
-    for move in pool.moves[:MOST_MOVES]:
+    best = {(m.placement.sharding_type, m.placement.compute_kernel): m for m in pool.moves[::-1]}
+    shown = [move for move in pool.moves if move in best.values()][:MOST_MOVES]
+    for move in shown:
         sign = "-" if move.memory_delta_bytes < 0 else "+"
         table.add_row(
             escape(placed(move.placement)),
@@ -77,6 +79,6 @@ def _moves(pool: TableInPool, step_ms: float, console: Console) -> None:
         )
     console.print()
     indented(console, table)
-    hidden = len(pool.moves) - MOST_MOVES
+    hidden = len(pool.moves) - len(shown)
     if hidden > 0:
-        indented(console, f"and {hidden} more (--json has all)")
+        indented(console, f"the best of each sharding type and kernel; --json has {hidden} more")

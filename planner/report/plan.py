@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from planner.explain.plan import Explanation
+from planner.report.explain import render_summary
 from planner.report.plan_kernels import render_kernels
 from planner.report.text import (
     bar,
@@ -34,6 +36,7 @@ def render_plan(
     naive: Plan | None = None,
     why_no_naive: str = "",
     saved_to: Path | None = None,
+    explanation: Explanation | None = None,
 ) -> None:
     """Print a plan.
 
@@ -43,6 +46,7 @@ def render_plan(
         naive: the naive port for the same cluster and model, to compare with.
         why_no_naive: why there is none (it does not fit, say).
         saved_to: file that the plan was written to.
+        explanation: why the plan is as it is, in short.
     """
     _headline(plan, console, naive, why_no_naive)
     _pools(plan, console)
@@ -55,6 +59,8 @@ def render_plan(
     _memory(plan, console)
     _exchange(plan, console)
     _considered(plan, console)
+    if explanation is not None:
+        render_summary(explanation, console)
     _trust(plan, console)
     if saved_to is not None:
         console.print()

@@ -33,7 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    plan, train, status, compare, baselines, models, devices, show, explain, sweep, size, sensitivity
+    plan, train, status, compare, baselines, models, devices, show, explain, sweep, size,
+    sensitivity,
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(import_tables)

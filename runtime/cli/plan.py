@@ -84,6 +84,7 @@ def show(
 def _report(shown: Plan, saved_to: Path | None = None) -> None:
     """Print a plan beside the naive port of the same job."""
     from planner.baselines.naive import naive_port
+    from planner.explain.plan import explain_plan
     from planner.report.plan import render_plan
     from planner.specs.errors import InfeasibleError
 
@@ -92,6 +93,7 @@ def _report(shown: Plan, saved_to: Path | None = None) -> None:
         naive = naive_port(shown.cluster, shown.model, shown.global_batch)
     except InfeasibleError as error:
         why_no_naive = error.problem
+    why = explain_plan(shown)
     write_report(
-        lambda console: render_plan(shown, console, naive, why_no_naive, saved_to=saved_to)
+        lambda console: render_plan(shown, console, naive, why_no_naive, saved_to, explanation=why)
     )
