@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -78,12 +77,6 @@ class ComputePolicy:
             return pooled
         scaled: torch.Tensor = _ScaleGradient.apply(pooled, 1.0 / self.loss_scale)
         return scaled
-
-    def apply_recompute(self, network: nn.Module) -> None:
-        """Switch recomputation of the network's blocks on or off."""
-        for name, module in network.named_children():
-            if hasattr(module, "recompute"):
-                module.recompute = name in self.recompute
 
     def apply_matmul_precision(self) -> None:
         """TF32 only where it was planned (process-wide: one rank is one process)."""

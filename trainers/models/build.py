@@ -17,6 +17,7 @@ from trainers.counter_rng import normal, text_counter
 from trainers.data.batch import Batch
 from trainers.models.networks import build_network
 from trainers.policy import ComputePolicy
+from trainers.recompute import switch_recompute
 
 EMBEDDINGS = "embeddings"
 """Name of the embedding module inside ``TrainModel`` (the sharding plan's key)."""
@@ -119,12 +120,13 @@ def build_model(
         data_types: weight precision by table name; fp32 where it says nothing.
 
     Raises:
-        UsageError: the architecture can only be planned.
+        UsageError: the architecture can only be planned. SpecError: a policy for blocks that the
+            network does not have.
     """
     policy = policy or ComputePolicy()
     network = build_network(model)
     initialise_dense(network, seed)
-    policy.apply_recompute(network)
+    switch_recompute(network, policy.recompute)
     embeddings = embedding_bags(model.all_tables, data_types or {})
     features = [name for table in model.all_tables for name in table.feature_names]
     head = Head(network.to(device), features, policy)

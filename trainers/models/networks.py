@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from planner.specs.errors import UsageError
 from planner.specs.model import (
@@ -21,16 +20,14 @@ from planner.specs.model import (
     ModelSpec,
     NoInteraction,
 )
+from trainers.recompute import Recomputable
 
 Embeddings = Callable[[], torch.Tensor]
 """Waits for the pooled rows: [batch, pooled width], features in the model's order."""
 
 
-class Mlp(nn.Module):
-    """Linear layers with ReLU between them, and after the last one if ``activate_last``.
-
-    ``recompute``: drop the activations and compute them again in the backward pass.
-    """
+class Mlp(Recomputable):
+    """Linear layers with ReLU between them, and after the last one if ``activate_last``."""
 
     def __init__(self, inputs: int, widths: Sequence[int], activate_last: bool) -> None:
         super().__init__()
@@ -41,14 +38,11 @@ class Mlp(nn.Module):
                 layers.append(nn.ReLU())
             inputs = width
         self.layers = nn.Sequential(*layers)
-        self.recompute = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, inputs] to [batch, last width]."""
-        if self.recompute and self.training:
-            output: torch.Tensor = checkpoint(self.layers, x, use_reentrant=False)
-            return output
-        return self.layers(x)
+        output: torch.Tensor = self.layers(x)
+        return output
 
 
 class CrossTail(nn.Linear):
@@ -61,7 +55,7 @@ class CrossTail(nn.Linear):
         return torch.addcmul(xl, x0, super().forward(x))
 
 
-class CrossNetwork(nn.Module):
+class CrossNetwork(Recomputable):
     """Low-rank DCNv2: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
 
     def __init__(self, width: int, interaction: DcnInteraction) -> None:
@@ -72,7 +66,7 @@ class CrossNetwork(nn.Module):
         )
         self.up = nn.ModuleList(CrossTail(rank, width) for _ in range(interaction.num_layers))
 
-    def forward(self, x0: torch.Tensor) -> torch.Tensor:
+    def run(self, x0: torch.Tensor) -> torch.Tensor:
         """[batch, width] to the same shape."""
         x = x0
         for down, up in zip(self.down, self.up, strict=True):
