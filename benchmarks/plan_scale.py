@@ -113,6 +113,17 @@ def reached(case: Case, figures: Figures) -> bool:
     )
 
 
+HEADER = f"{'case':46} {'wall s':>7} {'CPU s':>7} {'GiB':>6} {'step ms':>9} {'gap':>7}"
+
+
+def line(case: Case, figures: Figures) -> str:
+    """Under ``HEADER``."""
+    return (
+        f"{case.name:46} {figures.wall_s:7.1f} {figures.cpu_s:7.1f} {figures.peak_gib:6.2f} "
+        f"{figures.step_ms:9.4f} {figures.gap:7.2%} {'' if reached(case, figures) else 'missed'}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this text")
@@ -120,18 +131,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
     results = []
-    print(f"{'case':46} {'wall s':>7} {'CPU s':>7} {'GiB':>6} {'step ms':>9} {'gap':>7}")
+    print(HEADER)
     for case in [*GOALS, *(more() if arguments.more else [])]:
         if arguments.only not in case.name:
             continue
         figures = measure(case)
-        met = reached(case, figures)
-        print(
-            f"{case.name:46} {figures.wall_s:7.1f} {figures.cpu_s:7.1f} {figures.peak_gib:6.2f} "
-            f"{figures.step_ms:9.4f} {figures.gap:7.2%} {'' if met else 'missed'}",
-            flush=True,
-        )
-        results.append({"case": case.name, **asdict(figures), "reached": met})
+        print(line(case, figures), flush=True)
+        results.append({"case": case.name, **asdict(figures), "reached": reached(case, figures)})
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

@@ -26,13 +26,15 @@ from itertools import pairwise
 import pulp
 
 from planner.cost.load import Scope
-from planner.ilp.formulation import Formulation, PieceKey, aggregate, expression, scales
+from planner.ilp.formulation import Formulation, PieceKey, aggregate, exact, expression, scales
 from planner.ilp.program import HBM, HOST, PoolProgram
 
 MOST_NODES = 8
 """Of more nodes the solver tries too many arrangements that differ in name only."""
 MOST_VARIABLES = 1500
 """Integer variables of a program that is tried."""
+MOST_PLACES = 600
+"""Places of pieces up to which a solution is put on ranks by the exact program."""
 LARGE = 0.2
 """Smallest size h of equation (22), as a share of the largest piece."""
 SIZES = 3
@@ -41,15 +43,17 @@ Terms = list[tuple[pulp.LpVariable, float]]
 
 
 def tells_apart(program: PoolProgram) -> bool:
-    """Whether there are a few nodes, pieces that land on them, and few enough variables."""
-    scopes = [shard.scope for loads in program.loads for option in loads for shard in option.shards]
-    variables = program.nodes * len(scopes)
-    few = 1 < program.nodes <= MOST_NODES and variables <= MOST_VARIABLES
-    return few and Scope.NODE in scopes
+    """Whether there are few enough nodes and variables."""
+    shards = sum(len(option.shards) for loads in program.loads for option in loads)
+    return program.nodes <= MOST_NODES and program.nodes * shards <= MOST_VARIABLES
 
 
-def by_node(program: PoolProgram, unit_s: float, memory: bool) -> Formulation:
-    """The aggregate program with equations (20) to (23); ``y`` by node."""
+def by_node(program: PoolProgram, unit_s: float, memory: bool, below_s: float) -> Formulation:
+    """The aggregate program with equations (20) to (23); ``y`` by node.
+
+    Args:
+        below_s: a step that is known. Larger pieces tell nothing of shorter ones.
+    """
     form = aggregate(program, unit_s, memory)
     problem = form.problem
     for g, loads in enumerate(program.loads):
@@ -62,7 +66,7 @@ def by_node(program: PoolProgram, unit_s: float, memory: bool) -> Formulation:
                     for n in range(program.nodes)
                 ]
                 problem += expression([(v, 1.0) for v in y] + [(form.x[g][o], -mu)]) == 0  # (20)
-    means = [_close(form, node) for node in range(program.nodes)]
+    means = [_close(form, node, below_s) for node in range(program.nodes)]
     for first, second in pairwise(means):
         if first or second:
             problem += expression([*first, *((v, -load) for v, load in second)]) >= 0  # (23)
@@ -80,7 +84,38 @@ def nodes_of_pieces(form: Formulation) -> dict[PieceKey, list[int]]:
     }
 
 
-def _close(form: Formulation, node: int) -> Terms:
+def dealt(form: Formulation) -> Formulation | None:
+    """The exact program of a solution of ``by_node``: what is open is the rank, in the node that
+    the solution gives it, of each piece. None if that is too much for the solver."""
+    program, counts = form.program, form.counts()
+    kept = [[o for o, count in enumerate(row) if count] for row in counts]
+    places = {Scope.RANK: program.ranks, Scope.NODE: program.nodes, Scope.POOL: 1}
+    fixed = program.keep(kept)
+    variables = sum(
+        places[shard.scope] for row in fixed.loads for option in row for shard in option.shards
+    )
+    if variables > MOST_PLACES:
+        return None
+    nodes = {
+        (g, position, k): form.y[g, o, k]
+        for g, row in enumerate(kept)
+        for position, o in enumerate(row)
+        for k in range(len(program.loads[g][o].shards))
+    }
+    result = exact(fixed, form.unit_s)
+    for g, row in enumerate(kept):
+        for position, o in enumerate(row):
+            result.problem += result.x[g][position] == counts[g][o]
+    for (g, position, k), y in nodes.items():
+        whole = fixed.loads[g][position].shards[k].scope is Scope.NODE
+        width = 1 if whole else program.devices_per_node
+        for node, count in enumerate(y):
+            inside = result.y[g, position, k][node * width : (node + 1) * width]
+            result.problem += pulp.lpSum(inside) == round(count.value())
+    return result
+
+
+def _close(form: Formulation, node: int, below_s: float) -> Terms:
     """Equations (21) and (22) of a node; its mean load of the first component."""
     program, scale = form.program, scales(form.program, form.unit_s)
     shards = [(key, program.loads[key[0]][key[1]].shards[key[2]]) for key in form.y]
@@ -99,7 +134,8 @@ def _close(form: Formulation, node: int) -> Terms:
         mean = [*whole, *((form.y[key][node], load * share) for key, load in own)]
         means.append(mean[1:])
         form.problem += expression(mean) <= limit  # (21)
-        for index, size in enumerate(_sizes([load for _, load in own])):
+        most = {HBM: program.hbm_room_bytes, HOST: program.host_room_bytes}.get(c, below_s)
+        for index, size in enumerate(_sizes([load for _, load in own if load <= most])):
             q = form.problem.add_variable(f"q_{node}_{c}_{index}", 0, None, pulp.LpInteger)
             counted = [
                 (form.y[key][node], float(load // size)) for key, load in own if load >= size
@@ -111,6 +147,5 @@ def _close(form: Formulation, node: int) -> Terms:
 
 def _sizes(loads: list[float]) -> list[float]:
     """A few of the sizes of large pieces, the smallest of them first."""
-    sizes = sorted(set(loads))
-    large = [size for size in sizes if size >= sizes[-1] * LARGE]
+    large = sorted({load for load in loads if load >= LARGE * max(loads)})
     return large[:: max(1, -(-len(large) // SIZES))]

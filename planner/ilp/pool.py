@@ -10,7 +10,7 @@ from planner.cost.load import Scope
 from planner.ilp.balance import balance
 from planner.ilp.bounds import SAFETY, lean, time_unit_s, without_hopeless
 from planner.ilp.formulation import Formulation, aggregate, exact
-from planner.ilp.nodes import by_node, nodes_of_pieces, tells_apart
+from planner.ilp.nodes import by_node, dealt, nodes_of_pieces, tells_apart
 from planner.ilp.program import HBM, HOST, Assignment, PoolProgram
 from planner.ilp.rounding import lighten, round_to_ranks
 from planner.ilp.solve import Outcome, SolverOptions, Status, run
@@ -18,12 +18,14 @@ from planner.ilp.strata import heavies, stratified
 
 EXACT_PLACES = 600
 """Integer variables up to which the exact formulation is tried when rounding leaves a gap."""
-EXACT_NODES = 2000
-"""Its limit of branch-and-bound nodes."""
+EXACT_EFFORT = 40_000
+"""Its limit of branch-and-bound nodes, times places."""
 ROOM_SHARES = (1.0, 0.95, 0.85, 0.7)
 """Shares of the room that the aggregate formulation may fill, until rounding succeeds."""
-NODE_NODES = 2000
-"""Branch-and-bound nodes of a program that tells the pool's nodes apart."""
+NODE_EFFORT = 400_000
+"""Branch-and-bound nodes of a program that tells the pool's nodes apart, times variables."""
+DEAL_NODES = 100
+"""Branch-and-bound nodes of the program that puts its solution on ranks."""
 STRATA_NODES = 3000
 """Branch-and-bound nodes of a stratified program."""
 LEAST_S = 1.0
@@ -104,6 +106,7 @@ def solve_pool(
     if usable is not None:
         refinement.aggregate(lean(usable), memory=False)
         if not (refinement.done or goal.quick or _is_small(usable)):
+            refinement.tell_nodes_apart()
             refinement.stratify()
         if refinement.done:
             return refinement.solution()
@@ -116,6 +119,7 @@ def solve_pool(
     if small or refinement.crowded:
         refinement.aggregate(usable, memory=True)
     if not (refinement.done or goal.quick):
+        refinement.tell_nodes_apart()
         if small:
             refinement.exactly(usable)
         else:
@@ -207,14 +211,23 @@ class _Refinement:
         if whole is not None:
             self._solved = (whole, memory) if whole.solved else None
 
+    def tell_nodes_apart(self) -> None:
+        """Step 2, its first part, for the program of the last step 1 or 3."""
+        if self.best is None or self._solved is None:
+            return
+        whole, memory = self._solved
+        if tells_apart(whole.program):
+            form = by_node(whole.program, whole.unit_s, memory, self.best.step_s)
+            self._solve(form, NODE_EFFORT // len(form.problem.variables()), memory)
+            if form.solved and not self.done:
+                self._deal(form)
+
     def stratify(self) -> None:
-        """Step 2, for the program of the last step 1 or 3."""
+        """Step 2, its second part, for the program of the last step 1 or 3."""
         if self.best is None or self._solved is None:
             return
         (whole, memory), self._solved = self._solved, None
         program, unit_s = whole.program, whole.unit_s
-        if tells_apart(program):
-            self._solve(by_node(program, unit_s, memory), NODE_NODES, memory)
         for heavy in heavies(program, whole):
             if self.done:
                 return
@@ -233,6 +246,15 @@ class _Refinement:
         self._raise_bound(min(below_s, outcome.bound * form.unit_s) * SAFETY, memory)
         if outcome.found:
             self._round(form.program, form)
+
+    def _deal(self, form: Formulation) -> None:
+        """Put a solution of ``by_node`` on ranks by the exact program, where rounding did not do
+        or found no room."""
+        ranked = dealt(form)
+        if ranked is not None and self.run(ranked, DEAL_NODES).found:
+            found = ranked.assignment()
+            if ranked.program.fits(ranked.program.rank_loads(found)):
+                self._offer(ranked.program, found)
 
     def _raise_bound(self, bound_s: float, memory: bool) -> None:
         self.bound_s = max(self.bound_s, bound_s)
@@ -256,7 +278,8 @@ class _Refinement:
         """Step 4."""
         form = exact(program, time_unit_s(program))
         options = replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), LEAST_S))
-        outcome = run(form.problem, replace(options, max_nodes=EXACT_NODES))
+        places = max(1, sum(len(variables) for variables in form.y.values()))
+        outcome = run(form.problem, replace(options, max_nodes=EXACT_EFFORT // places))
         self.bound_s = max(self.bound_s, outcome.bound * form.unit_s * SAFETY)
         if not outcome.found:
             return

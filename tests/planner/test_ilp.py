@@ -13,7 +13,7 @@ from planner.cost.load import COMPONENTS, Scope
 from planner.ilp.balance import balance
 from planner.ilp.bounds import relaxed_step_s, time_unit_s
 from planner.ilp.formulation import aggregate, exact
-from planner.ilp.nodes import by_node, nodes_of_pieces, tells_apart
+from planner.ilp.nodes import by_node, dealt, nodes_of_pieces, tells_apart
 from planner.ilp.pool import solve_pool
 from planner.ilp.program import PoolProgram
 from planner.ilp.rounding import round_to_ranks
@@ -99,18 +99,23 @@ def test_stratified_is_a_lower_bound(program: PoolProgram, share: float, memory:
 
 
 @settings(many, max_examples=120)
-@given(programs(), st.booleans())
+@given(programs(), st.booleans(), st.sampled_from([1.0, 1.2, math.inf]))
 def test_nodes_told_apart_bound_more_tightly_and_pieces_land_on_their_node(
-    program: PoolProgram, memory: bool
+    program: PoolProgram, memory: bool, slack: float
 ) -> None:
     best, unit_s = best_step_s(program), time_unit_s(program)
     if math.isinf(best) or not tells_apart(program):
         return
-    form = by_node(program, unit_s, memory)
+    form = by_node(program, unit_s, memory, below_s=best * slack)
     outcome = run(form.problem, EXACT)
     looser = run(aggregate(program, unit_s, memory).problem, EXACT)
     assert looser.bound <= outcome.bound * (1 + 1e-6)
     assert outcome.bound * unit_s <= best * (1 + 1e-6)
+    ranked = dealt(form)
+    if ranked is not None and run(ranked.problem, EXACT).found:
+        loads = ranked.program.rank_loads(ranked.assignment())
+        assert program.fits(loads)
+        assert program.step_s(loads) >= outcome.bound * unit_s * (1 - 1e-6)
     nodes = nodes_of_pieces(form)
     rounded = round_to_ranks(program, form.counts(), nodes)
     if rounded is None:
