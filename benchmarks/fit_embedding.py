@@ -66,9 +66,8 @@ def device_seconds(row: dict[str, str], constants: Rates) -> tuple[float, float]
     """(forward, backward) device seconds of one call over the row's tables."""
     embedding = load_device("h200").embedding
     shard, kernel, tables = shard_of(row), KERNELS[row["location"]], int(row["tables"])
-    # The measured batches repeat: their rows are in the cache, whatever its size.
-    load_factor = 1.0 if kernel is ComputeKernel.FUSED_UVM_CACHING else None
-    forward = tables * forward_seconds(shard, constants, kernel, load_factor)
+    # The measured batches repeat: their rows are in a software cache already, whatever its size.
+    forward = tables * forward_seconds(shard, constants, kernel)
     backward = tables * backward_seconds(shard, constants, kernel)
     return embedding.call_s.value + forward, embedding.backward_call_s.value + backward
 

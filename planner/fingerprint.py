@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from planner.cost.context import PoolContext
-from planner.cost.dense_time import FP32_BYTES
+from planner.cost.dense_shards import FP32_BYTES
 from planner.specs.base import sha256
 from planner.specs.cluster import ClusterSpec
 from planner.specs.device import Constant, DeviceProfile, Provenance

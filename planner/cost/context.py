@@ -84,7 +84,7 @@ class PoolContext:
 
     @property
     def hbm_capacity_bytes(self) -> int:
-        """Device memory a rank may fill: capacity less the reserves of allocator and cluster file."""
+        """Device memory a rank may fill: capacity less what allocator and cluster file reserve."""
         memory = self.device.memory
         capacity = self.host_capacity_bytes if self.device.is_cpu else memory.hbm_bytes.value
         kept_free = memory.allocator_reserve.value + self.pool.reserved_memory

@@ -257,6 +257,8 @@ def _cross(width: int, interaction: DcnInteraction) -> Block:
         backward_floats=13 * width * layers,
         saved_floats=layers * (2 * width + rank),
         backward_kernels=5 * layers,
+        name="cross",
+        inputs_floats=width,
     )
 
 
@@ -276,8 +278,8 @@ def _factorisation(fields: int, dim: int) -> Block:
     )
 
 
-def _wukong_layer(index: int, fields: int, dim: int, layer: WukongLayer) -> tuple[Block, ...]:
-    """Linear compression block beside a factorisation machine X (X^T Y), with residual.
+def _wukong_layer(index: int, fields: int, dim: int, layer: WukongLayer) -> Block:
+    """Linear compression block beside a factorisation machine X (X^T Y) and its MLP, with residual.
 
     The residual's projection is there where the number of fields changes.
     """
@@ -292,17 +294,17 @@ def _wukong_layer(index: int, fields: int, dim: int, layer: WukongLayer) -> tupl
         products += (Linear(fields, outputs, Epilogue.NONE, rows=dim),)
     flat = fields * layer.compressed
     out = outputs * dim
-    interaction = Block(
-        products=products,
+    mlp = _mlp("", flat, (*layer.fmb_mlp, layer.fmb * dim), activate_last=False)
+    interaction_floats = 2 * fields * dim + 2 * dim * layer.compressed + flat + 2 * out
+    return Block(
+        products=products + mlp.products,
         forward_floats=2 * flat + 6 * out,
-        backward_floats=3 * flat + 8 * out,
-        saved_floats=2 * fields * dim + 2 * dim * layer.compressed + flat + 2 * out,
+        backward_floats=3 * flat + 8 * out + mlp.backward_floats,
+        saved_floats=interaction_floats + mlp.saved_floats,
         forward_kernels=4,
-        backward_kernels=6,
-    )
-    return (
-        interaction,
-        _mlp(f"fmb_{index}", flat, (*layer.fmb_mlp, layer.fmb * dim), activate_last=False),
+        backward_kernels=6 + mlp.backward_kernels,
+        name=f"layer_{index}",
+        inputs_floats=fields * dim,
     )
 
 
@@ -310,7 +312,7 @@ def _top_after_wukong(model: ModelSpec, fields: int) -> tuple[Block, ...]:
     dim = model.all_tables[0].embedding_dim
     blocks: list[Block] = [_concatenation(fields * dim)]
     for index, layer in enumerate(model.wukong_layers):
-        blocks.extend(_wukong_layer(index, fields, dim, layer))
+        blocks.append(_wukong_layer(index, fields, dim, layer))
         fields = layer.lcb + layer.fmb
     return (*blocks, _mlp("top", fields * dim, model.top_mlp, activate_last=False))
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from planner.cost.context import PoolContext
 from planner.cost.dense import Block, DenseNetwork, dense_network, parameters, step_gemms
+from planner.cost.dense_shards import FP32_BYTES, broadcast_seconds, updated_elements
 from planner.cost.elementwise import (
     activation_bytes_per_element,
     elementwise_seconds,
@@ -22,8 +23,6 @@ from planner.specs.device import DeviceProfile
 from planner.specs.kernels import Gemm
 from planner.specs.plan import KernelPolicy
 from planner.specs.units import Dtype
-
-FP32_BYTES = 4
 
 
 @lru_cache(maxsize=1024)
@@ -109,12 +108,12 @@ OPTIMIZER_KERNELS = {"sgd": 1, "adagrad": 4, "adam": 7}
 
 
 def optimizer_seconds(ctx: PoolContext) -> float:
-    """Dense optimizer over fp32 weights, gradients and state."""
+    """Dense optimizer over the fp32 weights, gradients and state of the busiest rank, and what has
+    to reach the other ranks afterwards."""
     name = ctx.model.optimizer.dense.name
-    count = parameters(dense_network(ctx.model).blocks)
-    moved = count * FP32_BYTES * OPTIMIZER_PASSES[name]
+    moved = updated_elements(ctx) * FP32_BYTES * OPTIMIZER_PASSES[name]
     seconds = elementwise_seconds(ctx.device, moved, OPTIMIZER_KERNELS[name])
-    return seconds / ctx.compute_share
+    return seconds / ctx.compute_share + broadcast_seconds(ctx)
 
 
 LOSS_KERNELS = 8

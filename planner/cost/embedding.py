@@ -22,12 +22,13 @@ from planner.cost.collectives import Fabric, fabric
 from planner.cost.context import PoolContext
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.load import Piece, RankLoad, Scope
-from planner.cost.memory import shard_host_bytes, shard_memory_bytes
+from planner.cost.memory import FETCHED_AHEAD, shard_host_bytes, shard_memory_bytes
 from planner.cost.tbe import (
     FLOAT_BYTES,
     ID_BYTES,
     Shard,
     backward_seconds,
+    fetch_seconds,
     forward_seconds,
     rates,
 )
@@ -143,8 +144,11 @@ def _piece(
     speed = rates(ctx.device, ctx.compute_share)
     memory = shard_memory_bytes(ctx, table, sharding_type, kernel, data_type, columns, load_factor)
     host = shard_host_bytes(ctx, table, sharding_type, kernel, data_type, columns)
+    fetch_s = 0.0 if load_factor is None else fetch_seconds(shard, speed, load_factor)
+    ahead = ctx.policy.prefetch_depth == FETCHED_AHEAD
     work = {
-        "lookup_forward_s": forward_seconds(shard, speed, kernel, load_factor),
+        "lookup_forward_s": forward_seconds(shard, speed, kernel) + (0.0 if ahead else fetch_s),
+        "cache_fetch_s": fetch_s if ahead else 0.0,
         "hbm_bytes": float(sum(memory.values())),
         "host_bytes": float(host),
     }

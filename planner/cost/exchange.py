@@ -20,7 +20,7 @@ from functools import lru_cache
 from planner.cost.collectives import collective_seconds
 from planner.cost.context import PoolContext
 from planner.cost.dense import dense_network, parameters
-from planner.cost.dense_time import FP32_BYTES
+from planner.cost.dense_shards import FP32_BYTES
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.zipf import expected_distinct
 from planner.specs.model import ModelSpec

@@ -4,17 +4,29 @@ The next batch's ids are distributed while this batch computes (``TrainPipelineS
 pooled rows' exchange overlaps the bottom MLP's forward, their gradients' exchange its backward;
 dense gradients are reduced while backward goes on. The host launches all of it, so a step is never
 shorter than its launches. On CPU workers one core does everything: a single stream.
+
+Fully sharded, a part of the network waits for the gather of its first block (``gather_*``); those
+of its other blocks (``gather_*_rest``) overlap its computation. With prefetch depth 1 the look-up
+waits for its own batch's ids. With 3 the next batch's missed rows are fetched from the end of the
+forward pass on (``PrefetchTrainPipelineSparseDist``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.cost.collectives import Collective, collective_seconds
 from planner.cost.context import PoolContext
-from planner.cost.dense import dense_network, operators, parameters
-from planner.cost.dense_time import (
+from planner.cost.dense import Block, dense_network, operators, parameters
+from planner.cost.dense_shards import (
     FP32_BYTES,
+    gather_seconds,
+    pass_seconds,
+    scatter_seconds,
+    sharding_operators,
+)
+from planner.cost.dense_time import (
     LOSS_KERNELS,
     OPTIMIZER_KERNELS,
     backward_seconds,
@@ -25,6 +37,7 @@ from planner.cost.dense_time import (
 )
 from planner.cost.elementwise import elementwise_seconds
 from planner.cost.exchange import bridge_seconds, embedding_exchange_seconds
+from planner.cost.memory import FETCHED_AHEAD
 from planner.cost.step import Operation, StepGraph
 from planner.specs.model import ModelSpec
 
@@ -46,7 +59,7 @@ def bucket_bytes(model: ModelSpec) -> tuple[int, int]:
 
 
 def host_operators(model: ModelSpec) -> int:
-    """Operators that the host launches in one step."""
+    """Operators that the host launches in one step of a data-parallel network."""
     optimizer = OPTIMIZER_KERNELS[model.optimizer.dense.name]
     blocks = dense_network(model).blocks
     return operators(blocks) + LOSS_KERNELS + optimizer + EMBEDDING_OPERATORS
@@ -56,7 +69,8 @@ def host_seconds(ctx: PoolContext) -> float:
     """Framework time of one step on the host: fixed, per operator, and on CPU workers per id of
     the batch that is read or made, and for sharding where a pool has several ranks."""
     framework = ctx.device.framework
-    seconds = framework.step_s.value + host_operators(ctx.model) * framework.op_s.value
+    launched = host_operators(ctx.model) + sharding_operators(ctx)
+    seconds = framework.step_s.value + launched * framework.op_s.value
     if framework.id_s is not None:
         ids = ctx.local_batch * sum(table.pooling for table in ctx.model.all_tables)
         seconds += ids * framework.id_s.value
@@ -92,8 +106,8 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
     """
     network = dense_network(ctx.model)
     embedding, share = ctx.device.embedding, ctx.compute_share
-    top_bytes, bottom_bytes = bucket_bytes(ctx.model)
-    reduction: Collective = "pool_sum" if ctx.pools_in_job > 1 else "all_reduce"
+    top_reduce_s, bottom_reduce_s = gradient_seconds(ctx)
+    ids_first = ("input_exchange",) if ctx.policy.prefetch_depth == 1 else ()
     to_model_s, from_model_s = sharding_copy_seconds(ctx)
     exchange_latency_s = collective_seconds(ctx.sharding_group, "all_to_all", 0.0)
     operations = [
@@ -108,6 +122,7 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
         Operation(
             "embedding_forward",
             "compute",
+            after=ids_first,
             seconds=embedding.call_s.value / share,
             loads=("lookup_forward_s",),
         ),
@@ -139,14 +154,14 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
             "dense_all_reduce_top",
             "communication",
             after=("top_backward",),
-            seconds=collective_seconds(ctx, reduction, top_bytes) if top_bytes else 0.0,
+            seconds=top_reduce_s,
         ),
         Operation("bottom_backward", "compute", seconds=backward_seconds(ctx, network.bottom)),
         Operation(
             "dense_all_reduce_bottom",
             "communication",
             after=("bottom_backward",),
-            seconds=collective_seconds(ctx, reduction, bottom_bytes) if bottom_bytes else 0.0,
+            seconds=bottom_reduce_s,
         ),
         Operation(
             "embedding_backward",
@@ -174,9 +189,85 @@ def pool_step_graph(ctx: PoolContext) -> StepGraph:
             seconds=optimizer_seconds(ctx),
         ),
     ]
+    if ctx.policy.dense_parallelism == "fully_sharded":
+        operations = _with_gathers(ctx, operations)
+    if ctx.policy.prefetch_depth == FETCHED_AHEAD:
+        fetch = Operation(
+            "cache_prefetch",
+            "copy",
+            after=("input_exchange", "top_forward"),
+            loads=("cache_fetch_s",),
+        )
+        operations.append(fetch)
     if ctx.device.is_cpu:
         operations = [_on_one_core(operation) for operation in operations]
     return StepGraph(tuple(operations))
+
+
+def gradient_seconds(ctx: PoolContext) -> tuple[float, float]:
+    """Dense gradients of the top and of the bottom, summed over the pool; where parameters are cut,
+    each rank gets its part of the sum."""
+    network = dense_network(ctx.model)
+    if ctx.policy.dense_parallelism == "fully_sharded":
+        return scatter_seconds(ctx, network.top), scatter_seconds(ctx, network.bottom)
+    reduction: Collective = "pool_sum" if ctx.pools_in_job > 1 else "all_reduce"
+    top_bytes, bottom_bytes = bucket_bytes(ctx.model)
+    return (
+        collective_seconds(ctx, reduction, top_bytes) if top_bytes else 0.0,
+        collective_seconds(ctx, reduction, bottom_bytes) if bottom_bytes else 0.0,
+    )
+
+
+Compute = Callable[[PoolContext, Sequence[Block]], float]
+
+
+def _with_gathers(ctx: PoolContext, operations: list[Operation]) -> list[Operation]:
+    """A step in which every block of the network is gathered before each of its passes.
+
+    Forward gathers are issued first; those of the backward pass begin when the forward pass is over
+    and its blocks have been released.
+    """
+    network = dense_network(ctx.model)
+    passes: dict[str, tuple[tuple[Block, ...], Compute]] = {
+        "bottom_forward": (network.bottom, forward_seconds),
+        "top_forward": (network.top, forward_seconds),
+        "top_backward": (network.top[::-1], backward_seconds),
+        "bottom_backward": (network.bottom[::-1], backward_seconds),
+    }
+    gathers: dict[str, list[Operation]] = {}
+    seconds: dict[str, float] = {}
+    for name, (blocks, compute) in passes.items():
+        units = _gathered_together(blocks)
+        gathers_s = [sum(gather_seconds(ctx, block) for block in unit) for unit in units]
+        released = () if name.endswith("forward") else ("loss",)
+        gathers[name] = [
+            Operation(f"gather_{name}", "communication", released, sum(gathers_s[:1])),
+            Operation(f"gather_{name}_rest", "communication", (), sum(gathers_s[1:])),
+        ]
+        seconds[name] = pass_seconds(gathers_s, [compute(ctx, unit) for unit in units])
+    result = [*gathers["bottom_forward"], *gathers["top_forward"]]
+    for one in operations:
+        if one.name == "top_backward":
+            result += [*gathers["top_backward"], *gathers["bottom_backward"]]
+        if one.name in passes:
+            after = (*one.after, f"gather_{one.name}")
+            one = replace(one, after=after, seconds=seconds[one.name])
+        result.append(one)
+    return result
+
+
+def _gathered_together(blocks: Sequence[Block]) -> list[list[Block]]:
+    """A block with parameters, and those without any that run between it and the next; the first
+    ones with the first."""
+    units: list[list[Block]] = []
+    without: list[Block] = []
+    for block in blocks:
+        if not block.linears:
+            (units[-1] if units else without).append(block)
+        else:
+            units.append([*without, block])
+            without = []
+    return units
 
 
 def _exchange_operations(ctx: PoolContext) -> tuple[Operation, ...]:

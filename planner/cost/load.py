@@ -20,6 +20,8 @@ class RankLoad:
     """Seconds per step and bytes that one rank spends on embedding shards."""
 
     lookup_forward_s: float = 0.0
+    cache_fetch_s: float = 0.0
+    """Rows that the next batch misses in software caches, fetched ahead from host memory."""
     lookup_backward_s: float = 0.0
     """Fused backward and optimizer of the shards."""
     input_send_s: float = 0.0

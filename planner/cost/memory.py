@@ -1,8 +1,9 @@
 """Device memory of one rank by category, bytes.
 
 Everything but tables: dense weights, gradients (they live in the all-reduce buckets), optimizer
-state, low-precision copies of the weights under autocast, activations, input batches in flight,
-pooled rows and their gradients on the receiving side, the driver's context. One shard: weights,
+state, each as the dense parallelism cuts it; low-precision copies of the weights under autocast
+(its graph keeps them, whole blocks or not), activations, input batches in flight, pooled rows and
+their gradients on the receiving side, the driver's context. One shard: weights,
 optimizer state, gradients (data-parallel only), cache metadata, and its side of the exchanges.
 """
 
@@ -12,7 +13,8 @@ import math
 
 from planner.cost.context import PoolContext
 from planner.cost.dense import dense_network, parameters
-from planner.cost.dense_time import FP32_BYTES, saved_activation_bytes
+from planner.cost.dense_shards import FP32_BYTES, gathered_bytes, held_elements, updated_elements
+from planner.cost.dense_time import saved_activation_bytes
 from planner.cost.elementwise import activation_bytes_per_element
 from planner.specs.model import ComputeKernel, ShardingType, Table
 from planner.specs.units import Dtype
@@ -22,6 +24,12 @@ CACHE_SLOT_BYTES = 16
 """Row id and time stamp of one slot of FBGEMM's software cache."""
 CACHE_ROW_BYTES = 4
 """Its index entry of one row of the table."""
+CACHE_LOCK_BYTES = 4
+"""Its lock of one slot, which rows that are fetched ahead must not take while they are in use."""
+CACHE_LOCATION_BYTES = 4
+"""Slot of one id that was fetched ahead."""
+FETCHED_AHEAD = 3
+"""Prefetch depth at which the next batch's missed rows are fetched while this one computes."""
 IN_FLIGHT = 2
 """Pooled rows and their gradient, alive together."""
 
@@ -37,11 +45,14 @@ def base_memory_bytes(ctx: PoolContext) -> dict[str, int]:
     tables = model.all_tables
     ids = sum(table.pooling + len(table.feature_names) for table in tables)
     sample_bytes = FP32_BYTES * (model.dense_features + 1) + ID_BYTES * ids
+    held, state = held_elements(ctx), model.optimizer.dense.state_floats_per_parameter
+    gathered = gathered_bytes(ctx)
     return {
         "context": int(ctx.device.memory.context_bytes.value),
-        "dense_weights": FP32_BYTES * count,
-        "dense_gradients": FP32_BYTES * count,
-        "dense_optimizer": FP32_BYTES * count * model.optimizer.dense.state_floats_per_parameter,
+        "dense_weights": FP32_BYTES * held,
+        "dense_gradients": FP32_BYTES * held,
+        "dense_optimizer": FP32_BYTES * updated_elements(ctx) * state,
+        **({"gathered_blocks": gathered} if gathered else {}),
         "low_precision_weights": copies,
         "activations": saved_activation_bytes(ctx),
         "input_batches": math.ceil(sample_bytes * batch) * ctx.policy.prefetch_depth,
@@ -90,6 +101,9 @@ def shard_memory_bytes(
         slots = math.ceil(rows * cache_load_factor)
         weights, state = slots * columns * data_type.bytes, 0
         cache = rows * CACHE_ROW_BYTES + slots * CACHE_SLOT_BYTES
+        if ctx.policy.prefetch_depth == FETCHED_AHEAD:
+            ids = ctx.pool_batch * table.pooling * rows / table.num_embeddings
+            cache += slots * CACHE_LOCK_BYTES + math.ceil(ids) * CACHE_LOCATION_BYTES
     return {
         "table_weights": weights,
         "table_optimizer": state,

@@ -61,6 +61,13 @@ class StepGraph:
             result[operation.name] = tuple(before)
         return result
 
+    def ancestors(self) -> dict[str, set[str]]:
+        """Every operation that ends before an operation starts, whatever the durations."""
+        result: dict[str, set[str]] = {}
+        for name, before in self.predecessors().items():
+            result[name] = set(before).union(*(result[one] for one in before))
+        return result
+
     def schedule(
         self, slowest: Mapping[str, float], not_before: Mapping[str, float] | None = None
     ) -> dict[str, Span]:
@@ -97,6 +104,36 @@ class StepGraph:
 
 EXCHANGE_PREFIX = "bridge:"
 """Operations that all pools run together start with this."""
+
+
+def head_start_s(graph: StepGraph, other: StepGraph) -> float:
+    """How much shorter a step of ``graph`` can be than one of ``other`` at most, if every load is
+    the same in both; infinite if nothing is known.
+
+    Where ``graph`` has all operations of ``other`` in the same order, and perhaps more, it has a
+    path through the operations of the longest path of ``other``. So it gains no more than the
+    largest sum, over the paths of ``other``, of what operations are faster. Paths start at an
+    operation that waits for none (or for other pools) and end at one that none waits for.
+    """
+    mine = {operation.name: operation for operation in graph.operations}
+    ancestors = graph.ancestors()
+    gain: dict[str, float] = {}
+    successors: set[str] = set()
+    predecessors = other.predecessors()
+    for theirs in other.operations:
+        before, name = predecessors[theirs.name], theirs.name
+        if name not in mine or mine[name].loads != theirs.loads:
+            return float("inf")
+        if not ancestors[name].issuperset(before):
+            return float("inf")
+        starts = not before or name.startswith(EXCHANGE_PREFIX)
+        earlier = [gain[one] for one in before] + ([0.0] if starts else [])
+        gain[name] = max(earlier) + theirs.seconds - mine[name].seconds
+        successors.update(before)
+    ends = [
+        gain[operation.name] for operation in other.operations if operation.name not in successors
+    ]
+    return max(0.0, *ends)
 
 
 def joint_schedule(

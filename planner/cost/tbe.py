@@ -9,7 +9,8 @@ on-chip cache of C bytes holding the c = C / r hottest rows::
                + (2 * ids + gradient + distinct * 2 * (r + optimizer state)) / (e_w * HBM)
 
 ``fused_uvm`` reads rows from host memory instead, over the host link; ``fused_uvm_caching`` adds a
-look-up per id and moves only missed distinct rows (the cache holds the hottest) over that link.
+look-up per id and moves only missed distinct rows (the cache holds the hottest) over that link,
+before the look-up or, fetched ahead, while the batch before computes (``fetch_seconds``).
 The fixed cost of a TBE call is not here: one call serves many tables (see ``graph``).
 """
 
@@ -123,10 +124,17 @@ def missed_rows(shard: Shard, load_factor: float) -> float:
     )
 
 
-def forward_seconds(
-    shard: Shard, rates: Rates, kernel: ComputeKernel, load_factor: float | None = None
-) -> float:
-    """Look-up and pooling of one shard."""
+def fetch_seconds(shard: Shard, rates: Rates, load_factor: float) -> float:
+    """Rows that a software cache of ``load_factor`` of the rows misses, from host memory.
+
+    The link is full duplex: a missed row comes in while an evicted one goes out.
+    """
+    row = shard.row_bytes(rates.access_bytes)
+    return missed_rows(shard, load_factor) * row / rates.uvm_bytes_per_s
+
+
+def forward_seconds(shard: Shard, rates: Rates, kernel: ComputeKernel) -> float:
+    """Look-up and pooling of one shard, rows missed by a software cache left out."""
     row = shard.row_bytes(rates.access_bytes)
     stream_bytes = ID_BYTES * (shard.draws + shard.bags) + shard.pooled_bytes
     memory_rows = rows_from_memory(shard, rates.cache_bytes, row)
@@ -136,10 +144,7 @@ def forward_seconds(
         return rates.table_s + device_s + memory_rows * row / rates.uvm_bytes_per_s
     seconds = max((stream_bytes + memory_rows * row) / rates.read_bytes_per_s, cached_s)
     if kernel is ComputeKernel.FUSED_UVM_CACHING:
-        assert load_factor is not None
-        # The link is full duplex: a missed row comes in while an evicted one goes out.
         seconds += shard.draws * rates.cache_lookup_s_per_id
-        seconds += missed_rows(shard, load_factor) * row / rates.uvm_bytes_per_s
     return rates.table_s + seconds
 
 
