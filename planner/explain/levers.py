@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner.baselines.greedy import torchrec_greedy
+from planner.baselines.greedy import conventional, torchrec_greedy
 from planner.baselines.naive import naive_policy
-from planner.baselines.problem import placements_of, pool_problem, recipe_type
+from planner.baselines.problem import PoolProblem, placements_of, recipe_type
+from planner.cost.context import PoolContext
 from planner.explain.change import Change, changed, unchanged
 from planner.explain.job import Job
 from planner.explain.samples import in_one_group, on_more_nodes, shared_out
+from planner.ilp.options import Way, pool_program, table_classes
 from planner.specs.cluster import JOIN
 from planner.specs.errors import InfeasibleError
+from planner.specs.model import Table
 from planner.specs.plan import Placement, Plan
 from planner.splits import equal_split
 
@@ -77,13 +80,24 @@ def _placement(job: Job) -> Change:
     planned = "as planned"
     placed = {}
     for name, state in job.pools.items():
-        problem = pool_problem(state.ctx.sharding_group)
         try:
+            problem = _conventional_problem(state.ctx.sharding_group)
             assignment = torchrec_greedy(problem)
         except InfeasibleError:
             return unchanged("placement", f"{planned}; a greedy planner finds no room", job)
         placed[name] = placements_of(problem.ctx, problem.program, assignment)
     return changed("placement", planned, "greedy planner's", job, job.with_placements(placed))
+
+
+def _conventional_problem(ctx: PoolContext) -> PoolProblem:
+    """The tables of a pool with the options alone that the greedy planner looks at."""
+
+    def keep(table: Table, way: Way) -> bool:
+        return way.data_type == recipe_type(ctx.model, table) and conventional(
+            table, way.sharding_type, way.column_widths, way.cache_load_factor
+        )
+
+    return PoolProblem(ctx, pool_program(ctx, True, table_classes(ctx, True, keep)))
 
 
 def _weights(job: Job) -> Change:
