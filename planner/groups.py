@@ -19,6 +19,9 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import KernelPolicy, MemoryPolicy
 from planner.study import PoolStudy, Solved, Waits
 
+SLACK = 0.5
+"""Share of the gap by which the earliest start on the bridge may be bounded too low."""
+
 
 @dataclass
 class GroupedStudy:
@@ -90,11 +93,15 @@ class GroupedStudy:
         return earliest
 
     def _last_start_s(self, batch: int, without_tables: list[float], name: str) -> float:
+        """Numbers of groups that would delay the start by too little to matter to the job are left
+        at their start without tables."""
+        slack_s = SLACK * self.studies[0].options.mip_gap * self.dense_s(batch)
         least_s = float("inf")
         for start_s, index in sorted(zip(without_tables, range(len(self.studies)), strict=True)):
-            if start_s < least_s:
+            if start_s < least_s - slack_s:
                 with_tables = self.studies[index].bridge_starts(batch, with_tables=True)
-                least_s = min(least_s, with_tables[name])
+                start_s = with_tables[name]
+            least_s = min(least_s, start_s)
         return least_s
 
     def ready_s(self, batch: float) -> float:
