@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -67,14 +70,29 @@ def fuse_sparse_optimizer(
     apply_optimizer_in_backward(_SPARSE[spec.name], embeddings.parameters(), _arguments(spec))
 
 
-def dense_optimizer(network: nn.Module, spec: DenseOptimizer) -> torch.optim.Optimizer:
-    """The optimizer of the dense network."""
+def dense_optimizer(
+    network: nn.Module, spec: DenseOptimizer, dealt_among: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of the dense network.
+
+    Args:
+        dealt_among: ranks among which whole parameters are dealt, the largest first and to the rank
+            with the fewest elements so far: each keeps the state of its own, updates these and
+            broadcasts them.
+    """
     parameters = list(network.parameters())
     arguments: dict[str, Any] = _arguments(spec)
-    if parameters[0].device.type == "cpu":
-        # One pass over memory instead of one per arithmetic operation (Adagrad has it on CPU only).
+    if parameters[0].device.type == "cpu" and not isinstance(parameters[0], DTensor):
+        # One pass over memory instead of one per arithmetic operation (Adagrad has it on CPU only,
+        # and parameters that FSDP has cut have it for Adam only).
         arguments["fused"] = True
-    return _DENSE[spec.name](parameters, **arguments)
+    rule = _DENSE[spec.name]
+    if dealt_among is None:
+        return rule(parameters, **arguments)
+    # Not in buckets: parameters would lose the alignment that matrix kernels count on.
+    return ZeroRedundancyOptimizer(
+        parameters, optimizer_class=rule, process_group=dealt_among, **arguments
+    )
 
 
 class ReplicatedTables:

@@ -14,8 +14,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
 
 from planner.specs.plan import Plan
+from trainers.dense_parallel import spread_network
 from trainers.exchange import EmbeddingExchange
-from trainers.gradients import DenseExchange, WorldDataParallel
+from trainers.gradients import DenseExchange
 from trainers.models import build_model
 from trainers.node_groups import create_node_groups
 from trainers.optimizers import (
@@ -40,7 +41,7 @@ class Trainable:
     optimizer: TrainOptimizer
     shards: list[Shard]
     dense_exchange: DenseExchange | None
-    """None with one rank."""
+    """None with one rank, and where the dense network is fully sharded."""
     embedding_exchange: EmbeddingExchange | None
     """None with one pool."""
 
@@ -52,7 +53,7 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
         kernel_store: see ``TrainTask``.
 
     Raises:
-        SpecError: a placement that cannot run, an unusable kernel store. UsageError: an
+        SpecError: a placement or policy that cannot run, an unusable kernel store. UsageError: an
             architecture, optimizer or precision that cannot be trained here.
     """
     pool, spec = plan.pools[rank.pool], plan.model
@@ -70,10 +71,7 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
     shardings = sharding_plan(plan, rank.pool, rank.world_rank, rank.device)
     fuse_sparse_optimizer(model.embeddings, spec.optimizer.sparse, shardings, rank.device)
     create_node_groups(plan, rank.world_rank, rank.pool_group)
-    dense_exchange = None
-    if plan.world_size > 1:
-        weight = pool.local_batch / plan.global_batch / policy.loss_scale
-        dense_exchange = DenseExchange(rank.bridge, weight, rank.device)
+    wrapper, dense_exchange = spread_network(plan, rank, policy.loss_scale)
     sharded = DistributedModelParallel(
         model,
         env=_sharding_env(rank.pool_group),
@@ -84,13 +82,16 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
                 qcomm_codecs_registry=communication_codecs(pool.policy, rank.device)
             )
         ],
-        data_parallel_wrapper=WorldDataParallel(rank.world_group, dense_exchange),
+        data_parallel_wrapper=wrapper,
     )
     shards = local_shards(sharded.module.embeddings)
     initialise(shards, {t.name: t.num_embeddings for t in spec.all_tables}, seed)
     replicated = ReplicatedTables(shards, spec.optimizer.sparse)
+    dealt = pool.policy.dense_parallelism == "sharded_optimizer"
     optimizer = TrainOptimizer(
-        dense_optimizer(sharded.module.head, spec.optimizer.dense),
+        dense_optimizer(
+            sharded.module.head, spec.optimizer.dense, rank.pool_group if dealt else None
+        ),
         replicated,
         gradient_scale=1.0 if dense_exchange is not None else 1.0 / policy.loss_scale,
     )

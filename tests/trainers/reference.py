@@ -56,6 +56,7 @@ def train_reference(
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "rowwise_adagrad": RowWiseAdagrad,
+        "adam": torch.optim.Adam,
     }
     optimizers = []
     for spec, parameters in (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Placement, Plan
@@ -57,6 +58,20 @@ class Outcome:
     shards: list[Held]
     dense: dict[str, torch.Tensor]
     sent: int = field(default=0)
+    dense_state_bytes: int = field(default=0)
+    """Of the dense network's optimizer on this rank."""
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    # ZeroRedundancyOptimizer keeps this rank's part in an optimizer of its own.
+    state = getattr(optimizer, "optim", optimizer).state
+    held = [x for values in state.values() for x in values.values() if x.dim()]
+    return sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in held)
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
 
 def run_case(case: Case, world_rank: int) -> Outcome:
@@ -91,10 +106,11 @@ def run_case(case: Case, world_rank: int) -> Outcome:
             for s in trainable.shards
         ],
         dense={
-            name.rsplit("network.", 1)[1]: p.detach().clone()
+            name.rsplit("network.", 1)[1]: whole(p)
             for name, p in trainable.model.module.head.named_parameters()
         },
         sent=0 if trainable.embedding_exchange is None else trainable.embedding_exchange.bytes,
+        dense_state_bytes=state_bytes(trainable.optimizer.dense),
     )
 
 
