@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from planner.crew import Crew
 from planner.groups import GroupedStudy
 from planner.ilp.pool import Goal
+from planner.specs.errors import InfeasibleError
 from planner.study import Solved
 
 ANY = Goal(enough_s=float("inf"))
@@ -33,7 +34,14 @@ class Fit:
 
 def first_fit(crews: Iterable[Crew]) -> Fit | None:
     """Of the first crew that holds the tables; None if none does."""
-    return next((found for found in map(_fit, crews) if found is not None), None)
+    return next((found for found in map(_fit_or_refused, crews) if found is not None), None)
+
+
+def _fit_or_refused(crew: Crew) -> Fit | None:
+    try:
+        return _fit(crew)
+    except InfeasibleError:  # a table's constraints, or a device's precisions, forbid this crew
+        return None
 
 
 def _fit(crew: Crew) -> Fit | None:

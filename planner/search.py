@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
 from typing import get_args
@@ -29,7 +29,7 @@ from planner.fit import first_fit
 from planner.groups import GroupedStudy, grouped
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
-from planner.infeasible import no_crew, unreachable_batch
+from planner.infeasible import no_crew, unreachable_batch, with_cures
 from planner.settle import settle_job
 from planner.specs.cluster import ClusterSpec, PoolSpec
 from planner.specs.errors import InfeasibleError, UsageError
@@ -100,6 +100,8 @@ class Search:
     crew_bounds: dict[str, tuple[Crew, float]] = field(default_factory=dict)
     """By label: each crew, and the smallest bound of its boxes that were given up."""
     boxes_pruned: int = 0
+    refusal: InfeasibleError | None = None
+    """What a table's constraints or a device forbid in the first crew that cannot work."""
     studies: dict[tuple[str, int, int], GroupedStudy] = field(default_factory=dict)
 
     @property
@@ -179,6 +181,14 @@ class Search:
             self.best = Scored(crew, split, solved, evaluation)
             self.scored[f"naive port: {crew.label}", split] = self.best
 
+    def _or_refused(self, bound: Callable[[Box], float], box: Box) -> float:
+        """The bound; infinite for a crew in which a pool cannot do its part at all."""
+        try:
+            return bound(box)
+        except InfeasibleError as error:
+            self.refusal = self.refusal or error
+            return float("inf")
+
     def take_any(self) -> bool:
         """Make do with any plan if there is none; whether there is one now."""
         found = first_fit(self._largest_crews()) if self.best is None else None
@@ -212,7 +222,9 @@ class Search:
             root = crew.space.root
             if crew.devices >= used or root is None or time.monotonic() > self.deadline:
                 return
-            if crew.dense_s(root) > enough_s or crew.bound_s(root) > enough_s:
+            if any(
+                self._or_refused(bound, root) > enough_s for bound in (crew.dense_s, crew.bound_s)
+            ):
                 continue
             goal = Goal(enough_s=enough_s, hopeless_s=enough_s, quick=True)
             scored = self.score(crew, crew.balanced(root), goal)
@@ -226,7 +238,7 @@ class Search:
         for order, crew in enumerate(self.crews()):
             root = crew.space.root
             assert root is not None
-            queue.append((crew.dense_s(root), order, False, root, crew))
+            queue.append((self._or_refused(crew.dense_s, root), order, False, root, crew))
         if not queue:
             fits = self.feasible if self.options.cures else None
             raise unreachable_batch(self.cluster, self.model, self.options.matched, fits)
@@ -238,7 +250,7 @@ class Search:
                 break
             heapq.heappop(queue)
             if not relaxed:
-                bound_s = max(bound_s, crew.bound_s(box))
+                bound_s = max(bound_s, self._or_refused(crew.bound_s, box))
                 if bound_s < float("inf"):
                     heapq.heappush(queue, (bound_s, order, True, box, crew))
                 else:
@@ -344,7 +356,10 @@ def plan_job(
     search.offer_naive()
     search.spare_devices(bound_s)
     if not search.take_any():
-        raise no_crew(cluster, job, options.matched, search.feasible if options.cures else None)
+        fits = search.feasible if options.cures else None
+        if search.refusal is not None:
+            raise with_cures(search.refusal, cluster, job, options.matched, fits)
+        raise no_crew(cluster, job, options.matched, fits)
     assert search.best is not None
     contexts = {one.context.pool.name: one.context for one in search.best.solved}
     placements = {one.context.pool.name: one.placements for one in search.best.solved}

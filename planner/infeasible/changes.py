@@ -142,7 +142,8 @@ class Lift:
             else group
             for group in model.tables
         )
-        return cluster, model.model_copy(update={"tables": groups})
+        fields = {name: getattr(model, name) for name in ModelSpec.model_fields}
+        return cluster, ModelSpec(**{**fields, "tables": groups})  # a copy keeps its old all_tables
 
 
 @dataclass(frozen=True)

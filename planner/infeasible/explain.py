@@ -93,6 +93,23 @@ def no_crew(
     )
 
 
+def with_cures(
+    error: InfeasibleError,
+    cluster: ClusterSpec,
+    model: ModelSpec,
+    matched: bool,
+    fits: Fits | None,
+) -> NoPlanError:
+    """What a table's constraints or a device forbid, with what would cure it."""
+    return NoPlanError(
+        error.problem,
+        field=error.field,
+        value=error.value,
+        cures=cures(cluster, model, matched, fits) if fits is not None else (),
+        fix=error.fix,
+    )
+
+
 def _miss(cluster: ClusterSpec, model: ModelSpec, pool: PoolSpec, matched: bool) -> Shortage:
     """Shortage of a pool at its equal share of the batch (matched), or working alone."""
     together = matched and len(cluster.pools) > 1

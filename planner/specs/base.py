@@ -26,6 +26,13 @@ LARGEST_FILE_BYTES = 128 << 20
 LARGEST_DOCUMENT = 1_000_000
 """Values of a YAML document with its aliases written out."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=128)]
+Size = Annotated[int, Field(gt=0, le=10**15)]
+"""Rows, samples: far more than any job has, and few enough for exact products in a float."""
+Width = Annotated[int, Field(gt=0, le=1_000_000)]
+"""Columns, layers."""
+LearningRate = Annotated[float, Field(ge=1e-12, le=1e3)]
+Gbps = Annotated[float, Field(ge=1e-3, le=1e6)]
+"""Network gigabits per second."""
 PoolName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=1_024)]
 """Of a pool, or of pools that work as one: ``a+b``."""
 

@@ -13,11 +13,9 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from planner.specs.base import (
+    Gbps,
     Name,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Spec,
     problem,
 )
@@ -47,18 +45,20 @@ class PoolSpec(Spec):
     devices_per_node: Annotated[int, Field(gt=0, le=1_000)]
     min_nodes: NonNegativeInt = 0
     """Nodes that every plan must use; 0 lets a plan leave the pool out."""
-    nic_gbps_per_device: PositiveFloat | None = None
+    nic_gbps_per_device: Gbps | None = None
     """Scale-out bandwidth; the device profile's when left out."""
-    host_memory_gib_per_node: PositiveFloat | None = None
+    host_memory_gib_per_node: Annotated[float, Field(ge=1e-3, le=1e7)] | None = None
     """Host memory for tables, shared by the node's devices; the profile's when left out."""
     reserved_memory: Annotated[float, Field(ge=0, le=0.9)] = 0.0
     """Share of each device's memory that plans leave free, beside the allocator's reserve."""
-    cpu_cores: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
+    cpu_cores: (
+        Annotated[tuple[Annotated[int, Field(ge=0, le=100_000)], ...], Field(min_length=1)] | None
+    ) = None
     """CPU pools: the cores that one node's workers share and are pinned to."""
-    dollars_per_device_hour: PositiveFloat | None = None
+    dollars_per_device_hour: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     """Price of one device with its share of the node, for ``hwplan sweep`` and ``size``; no plan
     depends on it."""
-    watts_per_device: PositiveFloat | None = None
+    watts_per_device: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     """Power of one device, for the same; the device profile's when left out."""
 
     @property
@@ -116,7 +116,7 @@ class JoinedPool(PoolSpec):
 
     name: str
     members: tuple[PoolSpec, ...]
-    link_gbps_per_device: PositiveFloat
+    link_gbps_per_device: Gbps
     """Of the slowest link between two members."""
 
     @property
@@ -142,7 +142,7 @@ class LinkSpec(Spec):
     """Network that one vendor's collectives can use between pools, each with each."""
 
     pools: Annotated[tuple[Name, ...], Field(min_length=2)]
-    gbps_per_device: PositiveFloat
+    gbps_per_device: Gbps
     """Bandwidth of one device to the other pools, each way."""
 
 
@@ -164,10 +164,10 @@ def _unlike(one: PoolSpec, other: PoolSpec) -> str:
 class BridgeSpec(Spec):
     """Path between pools that uses neither NCCL nor RCCL (gloo over host memory)."""
 
-    gbps: PositiveFloat
+    gbps: Gbps
     """Bandwidth of one rail, each way."""
-    latency_us: NonNegativeFloat
-    rails: PositiveInt = 1
+    latency_us: Annotated[float, Field(ge=0, le=1e6)]
+    rails: Annotated[int, Field(gt=0, le=1_000)] = 1
     """Leaders per pool that exchange their slice in parallel."""
 
     @property

@@ -15,7 +15,7 @@ import cluster_configs
 from planner.specs.base import load_yaml, validate
 from planner.specs.cluster import ClusterSpec
 from planner.specs.device import DeviceProfile
-from planner.specs.errors import UsageError
+from planner.specs.errors import SpecError, UsageError
 from planner.specs.model import ModelSpec
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -96,7 +96,31 @@ def load_cluster(name: str) -> ClusterSpec:
             field="reference_device",
             value=cluster.reference_device,
         ) from None
+    _check_cores(cluster, path)
     return cluster.model_copy(update={"pools": tuple(pools)})
+
+
+def _check_cores(cluster: ClusterSpec, path: Path) -> None:
+    """Every pool is priced as if its cores were its own.
+
+    Raises:
+        SpecError: two pools are pinned to the same cores.
+    """
+    owners: dict[int, str] = {}
+    for index, pool in enumerate(cluster.pools):
+        shared = [core for core in pool.cpu_cores or () if core in owners]
+        if shared:
+            other = owners[shared[0]]
+            both = [core for core in shared if owners[core] == other]
+            raise SpecError(
+                f"pools {other} and {pool.name} are both pinned to "
+                f"core{'s' if len(both) > 1 else ''} {', '.join(map(str, both))}",
+                file=path,
+                field=f"pools.{index}.cpu_cores",
+                value=list(pool.cpu_cores or ()),
+                fix="give each pool cores of its own",
+            )
+        owners.update(dict.fromkeys(pool.cpu_cores or (), pool.name))
 
 
 _NONE: Mapping[str, DeviceProfile] = MappingProxyType({})

@@ -60,11 +60,12 @@ def _problem_and_fix(item: Any, spec: type[BaseModel]) -> tuple[str, str]:
         return "unknown field", f"{guess}known fields here: {', '.join(known)}"
     if kind == "missing":
         return "this field is missing", "add it"
-    bounds = " and ".join(f"{_BOUNDS[key]} {context[key]:g}" for key in context if key in _BOUNDS)
+    bounds = _range(context) and (_range(_limits_at(spec, item["loc"])) or _range(context))
     if bounds:
         return f"must be a number {bounds}", f"give a number {bounds}"
     if kind == "finite_number":
-        return "must be a finite number", "give an ordinary number"
+        bounds = _range(_limits_at(spec, item["loc"]))
+        return "must be a finite number", f"give a number {bounds}" if bounds else "give a number"
     if kind == "too_short":
         return "must not be empty", f"list at least {context['min_length']}"
     if kind == "string_pattern_mismatch":
@@ -105,6 +106,20 @@ def _fields_at(spec: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
         annotation = _child(annotation, part)
     return sorted(getattr(_plain(annotation), "model_fields", {}))
+
+
+def _limits_at(spec: type[BaseModel], location: tuple[Any, ...]) -> dict[str, float]:
+    """All bounds of a number, of which the finding names only the one that it breaks."""
+    annotation: Any = spec
+    for part in location[:-1]:
+        annotation = _child(annotation, part)
+    field = getattr(_plain(annotation), "model_fields", {}).get(location[-1])
+    limits = field.metadata if field is not None else ()
+    return {key: getattr(limit, key) for limit in limits for key in _BOUNDS if hasattr(limit, key)}
+
+
+def _range(limits: dict[str, Any]) -> str:
+    return " and ".join(f"{_BOUNDS[key]} {limits[key]:g}" for key in limits if key in _BOUNDS)
 
 
 def _plain(annotation: Any) -> Any:

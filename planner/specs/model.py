@@ -8,16 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from planner.specs.base import (
-    Name,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Spec,
-    problem,
-)
+from planner.specs.base import LearningRate, Name, Size, Spec, Width, problem
 from planner.specs.units import Dtype
+
+LARGEST_BATCH = 2**40
+GlobalBatch = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
+PoolingFactor = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class Architecture(StrEnum):
@@ -67,7 +63,7 @@ class TableConstraints(Spec):
     sharding_types: tuple[ShardingType, ...] | None = None
     compute_kernels: tuple[ComputeKernel, ...] | None = None
     data_types: tuple[Dtype, ...] | None = None
-    min_partition: PositiveInt | None = None
+    min_partition: Width | None = None
     """Smallest width of a column shard; a multiple of 4."""
 
     @model_validator(mode="after")
@@ -87,12 +83,12 @@ class TableGroup(Spec):
     """``count`` equal tables. Field names are those of TorchRec's ``EmbeddingBagConfig``."""
 
     name: Name
-    num_embeddings: PositiveInt
-    embedding_dim: PositiveInt
+    num_embeddings: Size
+    embedding_dim: Annotated[int, Field(gt=0, le=65_536)]
     count: Annotated[int, Field(gt=0, le=100_000)] = 1
-    pooling_factors: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0,)
+    pooling_factors: Annotated[tuple[PoolingFactor, ...], Field(min_length=1)] = (1.0,)
     """Mean ids per sample, one number per feature that reads the table."""
-    zipf_exponent: NonNegativeFloat = 0.0
+    zipf_exponent: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Exponent of the id popularity law; 0 is uniform."""
     constraints: TableConstraints = TableConstraints()
 
@@ -141,7 +137,7 @@ class NoInteraction(Spec):
     """
 
     type: Literal["none"] = "none"
-    stride: PositiveInt | None = None
+    stride: Width | None = None
 
 
 class DotInteraction(Spec):
@@ -154,8 +150,8 @@ class DcnInteraction(Spec):
     """Low-rank DCNv2 cross layers: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
 
     type: Literal["dcn_v2"]
-    num_layers: PositiveInt
-    low_rank: PositiveInt
+    num_layers: Annotated[int, Field(gt=0, le=1_000)]
+    low_rank: Width
 
 
 Interaction = Annotated[
@@ -166,18 +162,18 @@ Interaction = Annotated[
 class WukongLayer(Spec):
     """One Wukong layer: linear compression block and factorisation-machine block outputs."""
 
-    lcb: PositiveInt
-    fmb: PositiveInt
-    compressed: PositiveInt
-    fmb_mlp: tuple[PositiveInt, ...]
+    lcb: Width
+    fmb: Width
+    compressed: Width
+    fmb_mlp: tuple[Width, ...]
 
 
 class DenseOptimizer(Spec):
     """Optimizer of the dense network."""
 
     name: Literal["sgd", "adagrad", "adam"]
-    learning_rate: PositiveFloat
-    eps: PositiveFloat = 1e-8
+    learning_rate: LearningRate
+    eps: Annotated[float, Field(ge=1e-30, le=1)] = 1e-8
 
     @property
     def state_floats_per_parameter(self) -> int:
@@ -189,8 +185,8 @@ class SparseOptimizer(Spec):
     """Optimizer fused into the embedding backward."""
 
     name: Literal["sgd", "rowwise_adagrad", "adagrad", "adam"]
-    learning_rate: PositiveFloat
-    eps: PositiveFloat = 1e-8
+    learning_rate: LearningRate
+    eps: Annotated[float, Field(ge=1e-30, le=1)] = 1e-8
 
     def state_floats_per_row(self, columns: int) -> int:
         """fp32 numbers of optimizer state kept for one row of ``columns`` elements."""
@@ -239,16 +235,16 @@ class ModelSpec(Spec):
     source: str
     """Where the numbers come from."""
     arch: Architecture
-    global_batch: PositiveInt
-    dense_features: NonNegativeInt = 0
-    bottom_mlp: tuple[PositiveInt, ...] = ()
-    top_mlp: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    global_batch: GlobalBatch
+    dense_features: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    bottom_mlp: tuple[Width, ...] = ()
+    top_mlp: Annotated[tuple[Width, ...], Field(min_length=1)]
     interaction: Interaction = NoInteraction()
     wukong_layers: tuple[WukongLayer, ...] = ()
     tables: Annotated[tuple[TableGroup, ...], Field(min_length=1)]
     optimizer: Optimizers
     precision: Precision = Precision()
-    max_exchange_interval_steps: PositiveInt = 1
+    max_exchange_interval_steps: Annotated[int, Field(gt=0, le=1_000_000)] = 1
     """Staleness limit: embedding replicas of different pools may drift for so many steps."""
 
     @property

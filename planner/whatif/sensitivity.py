@@ -13,7 +13,7 @@ so that its constants count as well.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import BaseModel
@@ -242,7 +242,7 @@ def _plans_left_out(
         if pool.name not in chosen.pools:
             alone = cluster.model_copy(update={"pools": (pool,)})
             try:
-                yield plan_job(alone, model, global_batch, options)
+                yield plan_job(alone, model, global_batch, replace(options, cures=False))
             except InfeasibleError:
                 continue
 

@@ -280,7 +280,7 @@ def size(
         # Large ones first: they reach higher rates.
         tuple(sorted(set(global_batches), reverse=True)) or (model.global_batch,),
         target_samples_per_s,
-        options or SearchOptions(),
+        replace(options or SearchOptions(), cures=False),
     )
     best: Plan | None = None
     # The whole grid first: whether it can be done at all.

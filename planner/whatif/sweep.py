@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.search import SearchOptions, plan_job
 from planner.specs.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
@@ -134,7 +134,7 @@ def sweep(
         UsageError: an axis that cannot be used, or more than ``max_points`` points.
     """
     axes = parse_axes(vary, cluster)
-    options = options or SearchOptions()
+    options = replace(options or SearchOptions(), cures=False)
     batch = model.global_batch if global_batch is None else global_batch
     every = points(cluster, batch, axes, max_points)
     rows: dict[int, Row] = {}

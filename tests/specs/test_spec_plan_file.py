@@ -164,7 +164,7 @@ def test_a_plan_is_readable_by_others_and_a_missing_folder_is_an_error(saved: Pa
 
 
 NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_.-]{0,20}\Z")
-POSITIVE = st.floats(min_value=1e-6, max_value=1e9)
+POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
 
 POOLS = st.fixed_dictionaries(
     {
