@@ -220,6 +220,17 @@ class ClusterSpec(Spec):
             link_gbps_per_device=min(speeds),
         )
 
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> ClusterSpec:
+        """The cluster with these pools instead, and those links that are between alike ones."""
+        known = {pool.name: pool for pool in pools}
+        links = tuple(
+            LinkSpec(pools=pair, gbps_per_device=link.gbps_per_device)
+            for link in self.links
+            for pair in combinations((name for name in link.pools if name in known), 2)
+            if not _unlike(known[pair[0]], known[pair[1]])
+        )
+        return self.model_copy(update={"pools": pools, "links": links})
+
     def ways(self) -> Iterator[tuple[PoolSpec, ...]]:
         """Every way to join linked pools or not, all apart first; pools in the file's order."""
         yield from self._ways(self.pools) if self.links else (self.pools,)

@@ -239,8 +239,8 @@ def _plans_left_out(
 ) -> Iterator[Plan]:
     """The plan of each pool that does not work in ``chosen``, on its own."""
     for pool in cluster.pools:
-        if pool.name not in chosen.pools:
-            alone = cluster.model_copy(update={"pools": (pool,)})
+        if chosen.workplace(pool.name) is None:
+            alone = cluster.with_pools((pool,))
             try:
                 yield plan_job(alone, model, global_batch, replace(options, cures=False))
             except InfeasibleError:

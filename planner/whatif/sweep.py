@@ -107,10 +107,8 @@ class _Known:
         )
 
     def _used(self) -> list[int]:
-        pools = self.plan.pools
-        return [
-            pools[pool.name].nodes if pool.name in pools else 0 for pool in self.point.frame.pools
-        ]
+        at_work = self.plan.nodes_at_work
+        return [at_work.get(pool.name, 0) for pool in self.point.frame.pools]
 
 
 def sweep(

@@ -91,7 +91,7 @@ def with_nodes(cluster: ClusterSpec, nodes: Sequence[int]) -> ClusterSpec | None
         for pool, count in zip(cluster.pools, nodes, strict=True)
         if count
     )
-    return cluster.model_copy(update={"pools": pools}) if pools else None
+    return cluster.with_pools(pools) if pools else None
 
 
 def parse_axes(texts: Sequence[str], cluster: ClusterSpec) -> tuple[Axis, ...]:
@@ -273,7 +273,7 @@ def _changed(cluster: ClusterSpec, axis: Axis, fields: Mapping[str, object]) -> 
     pools = tuple(
         pool.model_copy(update=fields) if pool.name == axis.pool else pool for pool in cluster.pools
     )
-    return cluster.model_copy(update={"pools": pools})
+    return cluster.with_pools(pools)
 
 
 def _as_device(cluster: ClusterSpec, axis: Axis, device: str) -> dict[str, object]:

@@ -36,6 +36,7 @@ from planner.specs.plan import MemoryPolicy, load_plan, save_plan
 from planner.specs.units import Dtype
 from planner.splits import SplitSpace
 from planner.whatif.price import plan_dollars_per_hour, plan_watts
+from planner.whatif.sweep import sweep
 
 MATCHED = SearchOptions(matched=True, mip_gap=0.05)
 
@@ -219,6 +220,30 @@ def test_a_fast_link_joins_pools_and_a_slow_one_does_not(tmp_path: Path) -> None
     (tmp_path / "other.json").write_text(json.dumps({**apart, "digest": sha256(apart)}))
     with pytest.raises(SpecError, match="no pools that can be joined so"):
         load_plan(tmp_path / "other.json")
+
+
+def test_links_follow_the_pools_of_a_variant() -> None:
+    linked = cluster(pool("a", 1), pool("b", 1), pool("c", 1), link_gbps=100.0)
+    a, b, c = linked.pools
+    other = c.model_copy(update={"device": "b200"})
+    left = linked.with_pools((a, b, other))
+    assert [link.pools for link in left.links] == [("a", "b")]
+    assert linked.with_pools((a,)).links == ()
+    # A variant of the job is checked like a file, with every link it kept.
+    assert len(list(ClusterSpec.model_validate(dict(left)).ways())) == 2
+
+
+def test_points_of_a_sweep_know_who_works_in_a_joined_pool() -> None:
+    fields = {"device": "cpu", "devices_per_node": 1, "host_memory_gib_per_node": 4.0}
+    job = cluster(
+        pool("a", 1, cpu_cores=(0,), **fields),
+        pool("b", 1, cpu_cores=(1,), **fields),
+        link_gbps=40.0,
+        bridge_gbps=0.5,
+    )
+    found = sweep(job, tiny_model(512), ["nodes:a=0..1"])
+    nodes = [row.planned.nodes if row.planned else None for row in found.rows]
+    assert nodes == [{"b": 1}, {"a+b": 2}]
 
 
 def test_the_naive_port_keeps_pools_apart_and_is_compared() -> None:
