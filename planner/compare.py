@@ -12,6 +12,7 @@ from planner.evaluate import MS, evaluate
 from planner.search import Search, SearchOptions, plan_job
 from planner.specs.base import PositiveFloat, Spec
 from planner.specs.cluster import ClusterSpec
+from planner.specs.errors import InfeasibleError
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 
@@ -28,8 +29,9 @@ class Contest(Spec):
     """Planned and naive at the same global batch."""
 
     planned: Outcome
-    naive: Outcome
-    speedup: PositiveFloat
+    naive: Outcome | None
+    """None: the naive port does not run (``Comparison.why_no_naive``)."""
+    speedup: PositiveFloat | None
     """Planned over naive, samples per second."""
 
 
@@ -47,7 +49,9 @@ class Comparison(Spec):
     matched: Contest
     free: Contest
     waterfall: tuple[Lever, ...]
-    """From the naive port to the free plan, every bar from the same cost code."""
+    """From the naive port to the free plan, every bar from the same cost code; empty without it."""
+    why_no_naive: str = ""
+    """Why the naive port does not run, where it does not."""
 
 
 def compare(
@@ -56,15 +60,15 @@ def compare(
     global_batch: int | None = None,
     options: SearchOptions | None = None,
 ) -> Comparison:
-    """Plan both ways and take the difference apart.
+    """Plan both ways and take the difference apart; where the naive port does not fit, plan alone.
 
     Raises:
-        InfeasibleError: the job cannot run on all devices, or the naive port does not fit.
+        InfeasibleError: the job cannot run on all devices.
         UsageError: an option out of range.
     """
     options = options or SearchOptions()
     matched_options = replace(options, matched=True)
-    naive = naive_port(cluster, model, global_batch)
+    naive, why_no_naive = _naive(cluster, model, global_batch)
     matched = plan_job(cluster, model, global_batch, matched_options)
     free = plan_job(cluster, model, global_batch, replace(options, matched=False))
     if matched.predicted.step_ms < free.predicted.step_ms:
@@ -74,11 +78,24 @@ def compare(
     return Comparison(
         matched=_contest(matched, naive),
         free=_contest(free, naive),
-        waterfall=_waterfall(cluster, job, matched_options, naive, matched, free),
+        waterfall=_waterfall(cluster, job, matched_options, naive, matched, free) if naive else (),
+        why_no_naive=why_no_naive,
     )
 
 
-def _contest(planned: Plan, naive: Plan) -> Contest:
+def _naive(
+    cluster: ClusterSpec, model: ModelSpec, global_batch: int | None
+) -> tuple[Plan | None, str]:
+    """The naive port, or why it does not run."""
+    try:
+        return naive_port(cluster, model, global_batch), ""
+    except InfeasibleError as error:
+        return None, error.problem
+
+
+def _contest(planned: Plan, naive: Plan | None) -> Contest:
+    if naive is None:
+        return Contest(planned=_outcome(planned), naive=None, speedup=None)
     return Contest(
         planned=_outcome(planned),
         naive=_outcome(naive),

@@ -16,11 +16,14 @@ class MeasuredContest:
     """Planned and naive, measured."""
 
     planned: Measurement
-    naive: Measurement
+    naive: Measurement | None
+    """None: the naive port does not run."""
 
     @property
-    def speedup(self) -> float:
+    def speedup(self) -> float | None:
         """Planned over naive, samples per second."""
+        if self.naive is None:
+            return None
         return self.planned.samples_per_s / self.naive.samples_per_s
 
 
@@ -42,7 +45,7 @@ def measure_comparison(
     plans: list[Plan] = []
     for contest in contests.values():
         for outcome in (contest.naive, contest.planned):
-            if not any(outcome.plan.works_like(plan) for plan in plans):
+            if outcome is not None and not any(outcome.plan.works_like(plan) for plan in plans):
                 plans.append(outcome.plan)
     measured = measure(plans, steps, address)
 
@@ -54,7 +57,9 @@ def measure_comparison(
         )
 
     return {
-        terms: MeasuredContest(planned=of(contest.planned), naive=of(contest.naive))
+        terms: MeasuredContest(
+            planned=of(contest.planned), naive=of(contest.naive) if contest.naive else None
+        )
         for terms, contest in contests.items()
     }
 
@@ -62,7 +67,11 @@ def measure_comparison(
 def comparison_json(
     comparison: Comparison, measured: Mapping[str, MeasuredContest] | None = None
 ) -> dict[str, Any]:
-    """Plain data: ``matched``, ``free`` (each with ``measured`` if there is any), ``waterfall``."""
+    """Plain data: ``matched``, ``free`` (each with ``measured`` if there is any), ``waterfall``.
+
+    Where the naive port does not run, ``naive`` and ``speedup`` are None, ``waterfall`` is empty
+    and ``why_no_naive`` says why.
+    """
     data: dict[str, Any] = {
         "model": comparison.matched.planned.plan.model.name,
         "cluster": comparison.matched.planned.plan.cluster.name,
@@ -70,11 +79,12 @@ def comparison_json(
         "matched": _contest(comparison.matched),
         "free": _contest(comparison.free),
         "waterfall": [lever.model_dump() for lever in comparison.waterfall],
+        "why_no_naive": comparison.why_no_naive or None,
     }
     for terms, contest in (measured or {}).items():
         data[terms]["measured"] = {
             "planned": asdict(contest.planned),
-            "naive": asdict(contest.naive),
+            "naive": asdict(contest.naive) if contest.naive else None,
             "speedup": contest.speedup,
         }
     return data
@@ -83,7 +93,7 @@ def comparison_json(
 def _contest(contest: Contest) -> dict[str, Any]:
     return {
         "planned": _outcome(contest.planned),
-        "naive": _outcome(contest.naive),
+        "naive": _outcome(contest.naive) if contest.naive else None,
         "speedup": contest.speedup,
     }
 

@@ -104,13 +104,17 @@ def ray_session(cluster: ClusterSpec, address: str | None) -> Iterator[None]:
         with _terminable(), _embedded(cluster) as own_address, _connected(own_address):
             yield
     else:
-        _check_listening(address)
+        check_listening(address)
         with _terminable(), _connected(address):
             yield
 
 
-def _check_listening(address: str) -> None:
-    """Ray itself retries a dead address for minutes and then aborts the process."""
+def check_listening(address: str) -> None:
+    """Ray itself retries a dead address for minutes and then aborts the process.
+
+    Raises:
+        UsageError: not an address, or nobody listens there.
+    """
     if address == "auto":
         return
     if address.startswith("ray://"):

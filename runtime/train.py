@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,49 @@ from trainers.task import TrainTask
 Event = dict[str, Any]
 
 
+def check_folder(path: Path) -> None:
+    """
+    Raises:
+        UsageError: ``path`` is taken, or cannot be made.
+    """
+    existing = next(parent for parent in [path, *path.absolute().parents] if parent.exists())
+    if not existing.is_dir():
+        raise UsageError(
+            f"{existing} is a file", field="--out", value=str(path), fix="name a folder"
+        )
+    if existing == path and any(path.iterdir()):
+        raise UsageError(
+            "this folder is not empty",
+            field="--out",
+            value=str(path),
+            fix="name a new folder, so that no earlier run is overwritten",
+        )
+    if not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{existing} cannot be written", field="--out", value=str(path), fix="name another one"
+        )
+
+
+def check_place(address: str | None, data_paths: Sequence[str] = ()) -> None:
+    """Whether somebody listens at ``address`` and the files exist: before a plan takes minutes.
+
+    On another cluster the files are on the workers' nodes, and they check for themselves.
+
+    Raises:
+        UsageError: no Ray cluster there. SpecError: a file that cannot be read.
+    """
+    if address is not None:
+        from runtime.embedded import check_listening
+
+        check_listening(address)
+        return
+    for path in data_paths:
+        if not os.path.exists(path):
+            raise SpecError(
+                "this data file does not exist", file=path, fix="check the path given to --data"
+            )
+
+
 class RunFolder:
     """plan.json, metrics.jsonl (one record per report) and result.json of one run.
 
@@ -29,20 +73,9 @@ class RunFolder:
         Raises:
             UsageError: ``path`` is taken, or cannot be made.
         """
+        check_folder(path)
         self.path = path
         self._plan = plan
-        existing = next(parent for parent in [path, *path.absolute().parents] if parent.exists())
-        if not existing.is_dir():
-            raise UsageError(
-                f"{existing} is a file", field="--out", value=str(path), fix="name a folder"
-            )
-        if existing == path and any(path.iterdir()):
-            raise UsageError(
-                "this folder is not empty",
-                field="--out",
-                value=str(path),
-                fix="name a new folder, so that no earlier run is overwritten",
-            )
 
     @property
     def error_file(self) -> Path:
@@ -84,21 +117,13 @@ def check_trainable(model: ModelSpec) -> None:
     Raises:
         UsageError: the model can only be planned: for its architecture, or for a table's width.
     """
-    if not model.trainable:
+    why_not = model.why_not_trainable
+    if why_not:
         raise UsageError(
-            f"model {model.name} can be planned but not trained (architecture {model.arch})",
+            f"model {model.name} can be planned but not trained: {why_not}",
             field="--model",
-            fix="see hwplan models for those that can be trained",
+            fix="see hwplan models for those that can be trained, or change a copy of its file",
         )
-    for table in model.all_tables:
-        if table.embedding_dim % 4:
-            raise UsageError(
-                f"table {table.name} of model {model.name} has an embedding_dim that FBGEMM's "
-                "kernels do not train: they want multiples of 4",
-                field="--model",
-                value=table.embedding_dim,
-                fix=f"use {-(-table.embedding_dim // 4) * 4} in a copy of the model file",
-            )
 
 
 def check_task(task: TrainTask, address: str | None) -> None:

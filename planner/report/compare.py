@@ -8,7 +8,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.markup import escape
 
-from planner.compare import Comparison
+from planner.compare import Comparison, Contest
 from planner.report.text import bar, columns, indented, milliseconds, percent, rate, section
 
 VISIBLE = 5e-4
@@ -30,9 +30,9 @@ class TimedContest(Protocol):
     @property
     def planned(self) -> Timing: ...
     @property
-    def naive(self) -> Timing: ...
+    def naive(self) -> Timing | None: ...
     @property
-    def speedup(self) -> float: ...
+    def speedup(self) -> float | None: ...
 
 
 def render_comparison(
@@ -42,7 +42,8 @@ def render_comparison(
     _headline(comparison, console, measured)
     _contests(comparison, console, measured)
     _splits(comparison, console)
-    _waterfall(comparison, console)
+    if comparison.waterfall:
+        _waterfall(comparison, console)
 
 
 def _headline(
@@ -50,18 +51,13 @@ def _headline(
 ) -> None:
     plan = comparison.matched.planned.plan
     job = escape(f"{plan.model.name} on {plan.cluster.name}")
-    if measured:
-        times = f"{measured['matched'].speedup:.2f}x the naive port, measured"
-        others = f"predicted: {comparison.matched.speedup:.2f}x"
-    else:
-        times = f"{comparison.matched.speedup:.2f}x the naive port, predicted"
-        others = ""
-    console.print(f"[bold]{job}: {times}[/bold]")
-    indented(
-        console,
-        f"matched: same devices, global batch {plan.global_batch:,}"
-        + (f"; {others}" if others else ""),
-    )
+    best = measured["matched"] if measured else comparison.matched
+    console.print(f"[bold]{job}: {_lead(best, 'measured' if measured else 'predicted')}[/bold]")
+    if comparison.why_no_naive:
+        indented(console, escape(comparison.why_no_naive))
+    predicted = comparison.matched.speedup
+    also = f"; predicted: {predicted:.2f}x" if measured and predicted is not None else ""
+    indented(console, f"matched: same devices, global batch {plan.global_batch:,}{also}")
     if comparison.free.planned.plan.works_like(plan):
         fixed = all(pool.min_nodes == pool.nodes for pool in plan.cluster.pools)
         why = "min_nodes keeps all nodes at work" if fixed else "leaving devices out does not help"
@@ -71,21 +67,40 @@ def _headline(
         f"{pool.nodes} x {pool.devices_per_node} in {name}"
         for name, pool in comparison.free.planned.plan.pools.items()
     )
-    free = f"{comparison.free.speedup:.2f}x predicted"
+    free = _times(comparison.free, "predicted")
     if measured:
-        free = f"{measured['free'].speedup:.2f}x measured, {free}"
+        free = f"{_times(measured['free'], 'measured')}, {free}"
     indented(console, escape(f"free: {free}, with {working}"))
+
+
+def _lead(contest: Contest | TimedContest, how: str) -> str:
+    if contest.speedup is None:
+        return f"{rate(contest.planned.samples_per_s)}, {how}; the naive port does not run"
+    return f"{contest.speedup:.2f}x the naive port, {how}"
+
+
+def _times(contest: Contest | TimedContest, how: str) -> str:
+    if contest.speedup is None:
+        return f"{rate(contest.planned.samples_per_s)} {how}"
+    return f"{contest.speedup:.2f}x {how}"
+
+
+Sides = Mapping[str, tuple[Timing | None, float | None]]
+"""By the name of a plan: its timing, if it runs, and its speed-up."""
+
+
+def _sides(matched: Contest | TimedContest, free: Contest | TimedContest) -> Sides:
+    return {
+        "naive port": (matched.naive, None if matched.naive is None else 1.0),
+        "planned, matched": (matched.planned, matched.speedup),
+        "planned, free": (free.planned, free.speedup),
+    }
 
 
 def _contests(
     comparison: Comparison, console: Console, measured: Mapping[str, TimedContest] | None
 ) -> None:
-    matched, free = comparison.matched, comparison.free
-    outcomes = {
-        "naive port": (matched.naive, 1.0),
-        "planned, matched": (matched.planned, matched.speedup),
-        "planned, free": (free.planned, free.speedup),
-    }
+    outcomes = _sides(comparison.matched, comparison.free)
     section(console, "Predicted")
     numbers = ("step ms", "samples/s", "speed-up")
     predicted = columns("plan", *numbers, right=numbers)
@@ -94,23 +109,24 @@ def _contests(
     indented(console, predicted)
     if not measured:
         return
-    timings = {
-        "naive port": (measured["matched"].naive, 1.0),
-        "planned, matched": (measured["matched"].planned, measured["matched"].speedup),
-        "planned, free": (measured["free"].planned, measured["free"].speedup),
-    }
     section(console, "Measured")
     headings = (*numbers, "prediction off by")
     table = columns("plan", *headings, right=headings)
-    for name, (timing, speedup) in timings.items():
-        error = outcomes[name][0].step_ms / timing.step_ms - 1
-        off = f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
+    for name, (timing, speedup) in _sides(measured["matched"], measured["free"]).items():
+        outcome = outcomes[name][0]
+        off = "-"
+        if outcome is not None and timing is not None:
+            error = outcome.step_ms / timing.step_ms - 1
+            off = f"{'+' if error >= 0 else '-'}{percent(abs(error))}"
         table.add_row(name, *_speed(timing, speedup), off)
     indented(console, table)
 
 
-def _speed(timing: Timing, speedup: float) -> tuple[str, str, str]:
-    return milliseconds(timing.step_ms), _rate(timing.samples_per_s), f"{speedup:.2f}x"
+def _speed(timing: Timing | None, speedup: float | None) -> tuple[str, str, str]:
+    if timing is None:
+        return "-", "-", "-"
+    times = "-" if speedup is None else f"{speedup:.2f}x"
+    return milliseconds(timing.step_ms), _rate(timing.samples_per_s), times
 
 
 def _rate(samples_per_s: float) -> str:
@@ -119,8 +135,9 @@ def _rate(samples_per_s: float) -> str:
 
 def _splits(comparison: Comparison, console: Console) -> None:
     section(console, "Samples per rank")
+    naive = comparison.matched.naive
     plans = {
-        "naive port": comparison.matched.naive.plan,
+        **({"naive port": naive.plan} if naive else {}),
         "planned, matched": comparison.matched.planned.plan,
         "planned, free": comparison.free.planned.plan,
     }

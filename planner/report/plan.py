@@ -96,7 +96,7 @@ def _headline(plan: Plan, console: Console, naive: Plan | None, why_no_naive: st
     unused = list(_left_out(plan))
     if unused:
         indented(
-            console, escape(f"left out: {', '.join(unused)} (the step is no shorter with them)")
+            console, escape(f"left out: {'; '.join(unused)}. The step is no shorter with them")
         )
 
 
@@ -106,9 +106,9 @@ def _left_out(plan: Plan) -> Iterator[str]:
     for pool in plan.cluster.pools:
         working = at_work.get(pool.name, 0)
         if working == 0:
-            yield pool.name
+            yield f"pool {pool.name} (all nodes)"
         elif working < pool.nodes:
-            yield f"{pool.nodes - working} of {pool.nodes} nodes of {pool.name}"
+            yield f"{pool.nodes - working} of {pool.nodes} nodes of pool {pool.name}"
 
 
 def _pools(plan: Plan, console: Console) -> None:

@@ -37,6 +37,10 @@ TRAINABLE = frozenset(
 """Architectures that ``trainers`` can build; the others can only be planned."""
 
 
+TRAINED_COLUMNS = 4
+"""FBGEMM's kernels read and write rows in vectors of so many columns."""
+
+
 class ShardingType(StrEnum):
     """TorchRec's words."""
 
@@ -249,8 +253,22 @@ class ModelSpec(Spec):
 
     @property
     def trainable(self) -> bool:
-        """Whether ``trainers`` can build this architecture."""
-        return self.arch in TRAINABLE
+        """Whether ``trainers`` can train it; if not, it can still be planned."""
+        return not self.why_not_trainable
+
+    @property
+    def why_not_trainable(self) -> str:
+        """What ``trainers`` cannot train; empty if nothing."""
+        if self.arch not in TRAINABLE:
+            return f"architecture {self.arch}"
+        narrow = (table for table in self.all_tables if table.embedding_dim % TRAINED_COLUMNS)
+        table = next(narrow, None)
+        if table is None:
+            return ""
+        return (
+            f"table {table.name} has embedding_dim {table.embedding_dim}, and FBGEMM's kernels "
+            f"train multiples of {TRAINED_COLUMNS}"
+        )
 
     @cached_property
     def all_tables(self) -> tuple[Table, ...]:

@@ -57,6 +57,11 @@ def compare(
     from planner.search import SearchOptions
 
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit)
+    if measure:
+        from runtime.train import check_place, check_trainable
+
+        check_trainable(model_spec)
+        check_place(address)
     with working(f"planning {model_spec.name} on {cluster_spec.name}"):
         comparison = compare_plans(cluster_spec, model_spec, global_batch, options)
     from runtime.comparison import comparison_json, measure_comparison

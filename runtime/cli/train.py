@@ -103,15 +103,20 @@ def train(
     In Python: runtime.train.train(task, folder).
     """
     with stdout_for_results():
+        from runtime.train import RunFolder, check_folder, check_place, default_folder
+        from trainers.task import TrainTask, parse_data
+
+        source = parse_data(data)
+        check_place(address, source.paths)
+        if out is not None:
+            check_folder(out)
         chosen = _plan_of(plan, cluster, model, global_batch, ignore_fingerprint)
         from runtime.cli.progress import Progress, render_result
-        from runtime.train import RunFolder, default_folder
         from runtime.train import train as run
-        from trainers.task import TrainTask, parse_data
 
         task = TrainTask(
             plan=chosen,
-            data=parse_data(data),
+            data=source,
             steps=steps,
             epochs=epochs,
             seed=seed,
