@@ -82,18 +82,23 @@ def show(
 
 
 def _report(shown: Plan, saved_to: Path | None = None) -> None:
-    """Print a plan beside the naive port of the same job."""
+    """Print a plan beside the naive port of the same job.
+
+    Where a device profile is no longer there, what would have to be priced again is left out.
+    """
     from planner.baselines.naive import naive_port
     from planner.explain.plan import explain_plan
     from planner.report.plan import render_plan
-    from planner.specs.errors import InfeasibleError
+    from planner.specs.errors import InfeasibleError, SpecError, UsageError
 
-    naive, why_no_naive = None, ""
+    naive, why, why_no_naive = None, None, ""
     try:
+        why = explain_plan(shown)
         naive = naive_port(shown.cluster, shown.model, shown.global_batch)
     except InfeasibleError as error:
         why_no_naive = error.problem
-    why = explain_plan(shown)
+    except (SpecError, UsageError) as error:
+        why_no_naive = f"cannot be priced here: {error.file or 'a device profile'}: {error.problem}"
     write_report(
         lambda console: render_plan(shown, console, naive, why_no_naive, saved_to, explanation=why)
     )

@@ -54,9 +54,9 @@ def test_batch_arithmetic_share_and_policy_per_pool() -> None:
 def test_a_pool_that_is_left_out_is_named() -> None:
     alone = changed(PLAN, "pools", {"nvidia": PLAN["pools"]["nvidia"]})
     text = rendered(changed(alone, "global_batch", 48))
-    assert "left out: amd" in text and "Between pools" not in text
+    assert "left out: pool amd (all nodes)." in text and "Between pools" not in text
     fewer = changed(PLAN, "cluster", changed(PLAN["cluster"], "pools.0.nodes", 3))
-    assert "left out: 2 of 3 nodes of amd" in rendered(fewer)
+    assert "left out: 2 of 3 nodes of pool amd." in rendered(fewer)
     assert "left out" not in rendered(PLAN) and "Between pools" in rendered(PLAN)
 
 
