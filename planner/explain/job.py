@@ -17,10 +17,12 @@ from planner.assemble import contexts_of
 from planner.cost.context import PoolContext
 from planner.cost.graph import pool_step_graph
 from planner.cost.load import COMPONENTS
+from planner.cost.memory import base_memory_bytes
 from planner.cost.step import EXCHANGE_PREFIX, Operation, StepGraph
 from planner.evaluate import MS, pool_loads
 from planner.ilp.program import Floats
 from planner.specs.plan import Placement, Plan
+from planner.specs.units import Dtype
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,16 @@ class PoolState:
         largest of its loads there, summed; [ranks of a group]."""
         return table_seconds(self.graph, self.loads)
 
+    def under(self, ctx: PoolContext) -> PoolState:
+        """The same placements under another context; tables are priced again if they see it."""
+        other = replace(self, ctx=ctx)
+        if _tables_see(ctx) == _tables_see(self.ctx):
+            before, after = base_memory_bytes(self.ctx), base_memory_bytes(ctx)
+            grown = sum(after.values()) - sum(before.values())
+            memory = [{**one, **after, "total": one["total"] + grown} for one in self.memory]
+            other.__dict__["_priced"] = self.loads, memory
+        return other
+
     def shortage(self) -> tuple[int, str, int] | None:
         """(rank, "device" or "host", bytes too many) where most is missing; None if all fits."""
         missing = [
@@ -111,6 +123,13 @@ class PoolState:
         ]
         excess, rank, what = max(missing, key=lambda one: (one[0], -one[1]))
         return (rank, what, excess) if excess > 0 else None
+
+
+def _tables_see(ctx: PoolContext) -> PoolContext:
+    """A context without what the costs of tables do not depend on."""
+    update = {"compute_precision": Dtype.FP32, "recompute": (), "kernels": "vendor"}
+    plain = {**update, "dense_parallelism": "data_parallel"}
+    return replace(ctx, policy=ctx.policy.model_copy(update=plain))
 
 
 def table_seconds(graph: StepGraph, loads: Floats) -> Floats:
@@ -196,7 +215,7 @@ class Job:
 
     def with_contexts(self, contexts: Mapping[str, PoolContext]) -> Job:
         """The same placements under other contexts, of some pools."""
-        changed = {name: replace(self.pools[name], ctx=ctx) for name, ctx in contexts.items()}
+        changed = {name: self.pools[name].under(ctx) for name, ctx in contexts.items()}
         return Job({**self.pools, **changed})
 
     def with_placements(self, placements: Mapping[str, Mapping[str, Placement]]) -> Job:

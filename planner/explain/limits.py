@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from planner.cost.context import PoolContext
@@ -84,8 +84,8 @@ def _memory(job: Job, name: str) -> Limit:
         f"{free / GIB:.1f} GiB free"
     )
     what = f"memory of {name}"
-    saving = _saved_by(state)
-    if not saving:
+    savers = list(_savers(state))
+    if not savers:
         note = "nothing is done to save it"
         if used["total"] > TIGHT * used["capacity"]:
             note += ", but placements had to fit: hwplan explain --table says which moves lack room"
@@ -94,39 +94,53 @@ def _memory(job: Job, name: str) -> Limit:
         return Limit(
             what=what, now=now, relaxed="", step_ms=None, saved_ms=0.0, binds=False, note=note
         )
-    roomy = Job({**job.pools, name: _roomy(state)})
+    roomy, undone = job, list[str]()
+    for saver, without in savers:
+        other = Job({**job.pools, name: without(roomy.pools[name])})
+        if other.step_s < roomy.step_s:
+            roomy, undone = other, [*undone, saver]
+    if not undone:
+        note = f"no shorter without {', '.join(saver for saver, _ in savers)}"
+        return Limit(
+            what=what, now=now, relaxed="", step_ms=None, saved_ms=0.0, binds=False, note=note
+        )
     short = roomy.pools[name].shortage()
     note = short_of(roomy) if short else "it would fit"
     if short:
         larger = replace(roomy.pools[name], ctx=_with_more_memory(state, roomy.pools[name]))
         note += f"; {100 * TENTH:.0f} % more memory "
         note += "would do" if larger.shortage() is None else "would not do"
-    return _limit(what, now, f"without {', '.join(saving)}", job, roomy, note)
+    return _limit(what, now, f"without {', '.join(undone)}", job, roomy, note)
 
 
-def _saved_by(state: PoolState) -> list[str]:
-    """What a pool does to save device memory."""
+def _savers(state: PoolState) -> Iterator[tuple[str, Callable[[PoolState], PoolState]]]:
+    """What a pool does to save device memory, and how it would be without."""
     policy = state.ctx.policy
+    if policy.recompute:
+        yield "recompute", lambda one: _under_policy(one, {"recompute": ()})
+    if policy.dense_parallelism != "data_parallel":
+        whole = {"dense_parallelism": "data_parallel"}
+        name = policy.dense_parallelism.replace("_", " ")
+        yield name, lambda one: _under_policy(one, whole)
     spilled = sum(p.compute_kernel in IN_HOST_MEMORY for p in state.placements.values())
-    return [
-        *(["recompute"] if policy.recompute else []),
-        *([policy.dense_parallelism] if policy.dense_parallelism != "data_parallel" else []),
-        *([f"{spilled} table{'s' * (spilled > 1)} in host memory"] if spilled else []),
-    ]
+    if spilled:
+        yield f"{spilled} table{'s' * (spilled > 1)} in host memory", _inside
 
 
-def _roomy(state: PoolState) -> PoolState:
-    """The pool if it did nothing to save memory."""
-    plain = {"recompute": (), "dense_parallelism": "data_parallel"}
-    inside = {"compute_kernel": ComputeKernel.FUSED, "cache_load_factor": None}
-    ctx = replace(state.ctx, policy=state.ctx.policy.model_copy(update=plain))
+def _under_policy(state: PoolState, update: Mapping[str, object]) -> PoolState:
+    return state.under(_under(state.ctx, update))
+
+
+def _inside(state: PoolState) -> PoolState:
+    """Every table in device memory."""
+    update = {"compute_kernel": ComputeKernel.FUSED, "cache_load_factor": None}
     placements = {
-        table: placement.model_copy(update=inside)
+        table: placement.model_copy(update=update)
         if placement.compute_kernel in IN_HOST_MEMORY
         else placement
         for table, placement in state.placements.items()
     }
-    return PoolState(ctx, placements)
+    return PoolState(state.ctx, placements)
 
 
 def _with_more_memory(state: PoolState, roomy: PoolState) -> PoolContext:
@@ -194,7 +208,7 @@ def _precisions(job: Job) -> Iterator[Limit]:
     yield _best_precision("weight precision", "embeddings", precision.embeddings, job, stored)
 
 
-def _under(ctx: PoolContext, update: dict[str, object]) -> PoolContext:
+def _under(ctx: PoolContext, update: Mapping[str, object]) -> PoolContext:
     return replace(ctx, policy=ctx.policy.model_copy(update=update))
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
-from planner.cost.dense import recomputable
+from planner.cost.context import PoolContext
+from planner.cost.memory import FETCHED_AHEAD
 from planner.explain.change import Change, changed
 from planner.explain.job import Job
 from planner.explain.levers import POLICY_LEVERS
-from planner.specs.plan import Alternative, DenseParallelism, Plan
-from planner.study import compute_precisions
+from planner.policies import compute_precisions, may_cache, parallelisms, recompute_choices
+from planner.specs.plan import Alternative, Plan
 
 
 def next_best(plan: Plan) -> Alternative | None:
@@ -41,15 +42,22 @@ def _other_values(job: Job, pool: str) -> Iterator[tuple[str, Any]]:
     choices: dict[str, tuple[Any, ...]] = {
         "compute_precision": compute_precisions(ctx.device, ctx.model),
         "communication_precision": ctx.model.precision.communication,
-        "recompute": ((), *((name,) for name in recomputable(ctx.model)), recomputable(ctx.model)),
-        "dense_parallelism": get_args(DenseParallelism) if ctx.ranks > 1 else (),
-        "prefetch_depth": () if ctx.device.is_cpu else (1, 2, 3),
+        "recompute": tuple(recompute_choices(ctx)),
+        "dense_parallelism": parallelisms(ctx.ranks, ctx.pools_in_job),
+        "prefetch_depth": _depths(ctx),
         "kernels": () if ctx.device.triton is None else ("vendor", "preselected"),
     }
     for field, values in choices.items():
         for value in dict.fromkeys(values):
             if value != getattr(policy, field):
                 yield field, value
+
+
+def _depths(ctx: PoolContext) -> tuple[int, ...]:
+    """Prefetch depths of a GPU; fetching ahead needs a table that may be cached."""
+    if ctx.device.is_cpu:
+        return ()
+    return (1, 2, FETCHED_AHEAD) if may_cache(ctx.model) else (1, 2)
 
 
 def _told(value: Any) -> str:

@@ -28,6 +28,8 @@ class TableCost(Spec):
     """Inside a replica group."""
     lookup_forward_ms: NonNegativeFloat
     lookup_backward_ms: NonNegativeFloat
+    cache_fetch_ms: NonNegativeFloat
+    """Rows fetched ahead from host memory."""
     ids_sent_ms: NonNegativeFloat
     ids_received_ms: NonNegativeFloat
     rows_sent_ms: NonNegativeFloat
@@ -144,6 +146,7 @@ def _cost(bench: Bench) -> TableCost:
         rank=rank,
         lookup_forward_ms=ms("lookup_forward_s"),
         lookup_backward_ms=ms("lookup_backward_s"),
+        cache_fetch_ms=ms("cache_fetch_s"),
         ids_sent_ms=ms("input_send_s"),
         ids_received_ms=ms("input_receive_s"),
         rows_sent_ms=ms("output_send_s"),

@@ -21,17 +21,22 @@ OPERATIONS = {
     "embedding_backward": "the tables' backward pass and update",
     "table_all_reduce": "the all-reduce of data-parallel tables",
     "replica_exchange": "the exchange of table copies between replica groups",
+    "cache_prefetch": "rows fetched ahead from host memory",
     "dense_optimizer": "the dense optimizer",
     "bridge:dense_top": "the top's gradients over the bridge",
     "bridge:dense": "dense gradients over the bridge",
     "bridge:embedding": "table copies over the bridge",
 }
+GATHER, REST = "gather_", "_rest"
+"""Around the pass that fully sharded parameters are gathered for: its first block, the others."""
 MOST_RANKS = 4
 """Ranks that are named one by one."""
 
 
 def told(operation: str) -> str:
     """An operation of the step graph in words."""
+    if operation.startswith(GATHER):
+        return f"gathering parameters for {told(operation.removeprefix(GATHER).removesuffix(REST))}"
     return OPERATIONS.get(operation, operation.replace("_", " "))
 
 

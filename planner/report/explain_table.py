@@ -38,6 +38,7 @@ def _where(name: str, pool: TableInPool, console: Console) -> None:
     table = columns("on rank", "forward", "backward", "", right=("forward", "backward"))
     rows = (
         ("look-up and update", cost.lookup_forward_ms, cost.lookup_backward_ms, "ms"),
+        ("rows fetched ahead", cost.cache_fetch_ms, None, "ms"),
         ("pooled rows sent", cost.rows_sent_ms, cost.gradients_received_ms, "ms (gradients back)"),
         ("pooled rows received", cost.rows_received_ms, cost.gradients_sent_ms, "ms"),
         ("ids sent", cost.ids_sent_ms, None, "ms"),

@@ -107,6 +107,32 @@ def test_a_lever_is_the_plan_with_that_alone_switched(name: str, change: Change_
     assert found.delta_ms == pytest.approx(found.step_ms - step_ms(plan), abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"compute_precision": Dtype.FP32},
+        {"recompute": ()},
+        {"kernels": "vendor"},
+        {"dense_parallelism": "sharded_optimizer"},
+        {"communication_precision": Dtype.FP32},
+        {"prefetch_depth": 1},
+    ],
+)
+def test_memory_and_loads_under_another_policy_are_those_of_evaluate(
+    update: dict[str, Any],
+) -> None:
+    plan = tuned()
+    contexts = {name: under(**update)(ctx) for name, ctx in contexts_of(plan).items()}
+    placements = {name: one.placements for name, one in plan.pools.items()}
+    expected = evaluate(contexts, placements)
+    before = job_of(plan)
+    assert before.step_s > 0, "priced, so that it could be carried over"
+    after = before.with_contexts(contexts)
+    assert after.step_s == pytest.approx(expected.step_s, rel=1e-12)
+    for name, state in after.pools.items():
+        assert tuple(state.memory) == expected.pools[name].memory_bytes
+
+
 def test_weights_go_back_to_the_recipes_precision() -> None:
     plan = tuned()
     found = lever(plan, "weight precision")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.assemble import contexts_of
+from planner.cost.load import COMPONENTS
 from planner.cost.step import Operation, StepGraph, joint_schedule
 from planner.evaluate import evaluate
 from planner.explain.job import job_of, joint_operations
@@ -50,7 +51,7 @@ def graphs(draw: st.DrawFn) -> dict[str, StepGraph]:
 @settings(max_examples=150, deadline=None)
 def test_the_joined_graph_ends_when_the_pools_schedules_do(pools: dict[str, StepGraph]) -> None:
     expected = joint_schedule(pools, {name: {} for name in pools})
-    nothing: Floats = np.zeros(11)
+    nothing: Floats = np.zeros(len(COMPONENTS))
     ends: list[float] = []
     for one in joint_operations(pools):
         start = max((ends[index] for index in one.before), default=0.0)
