@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,7 +99,7 @@ def _report(shown: Plan, saved_to: Path | None = None) -> None:
     except InfeasibleError as error:
         why_no_naive = error.problem
     except (SpecError, UsageError) as error:
-        why_no_naive = f"cannot be priced here: {error.file or 'a device profile'}: {error.problem}"
+        print(f"note: nothing is priced again: {error}", file=sys.stderr)
     write_report(
         lambda console: render_plan(shown, console, naive, why_no_naive, saved_to, explanation=why)
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_run import ROOT, START, assert_fails, hwplan, in_new_process
 
+from planner.specs.errors import UsageError
 from planner.specs.load import DEVICES, MODELS, load_model, names_in
 from planner.specs.units import Dtype
 
@@ -272,3 +273,39 @@ def test_training_a_plan_only_model_is_refused_before_it_is_planned() -> None:
     result = in_new_process("train", "--cluster", "local", "--model", "wukong_criteo")
     assert result.returncode == 2 and not result.stdout
     assert "can be planned but not trained" in result.stderr and "To fix" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--data", "criteo:/nowhere/day_0"), "/nowhere/day_0: this data file does not exist"),
+        (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
+        (("--address", "here"), "not HOST:PORT"),
+        (("--out", "/dev/null"), "/dev/null is a file"),
+    ],
+)
+def test_train_checks_its_options_before_it_plans(options: tuple[str, str], said: str) -> None:
+    # Planned first, this model would be refused for its size.
+    result = in_new_process("train", "--cluster", "local", "--model", "dlrm", *options)
+    assert result.returncode == 2 and said in result.stderr and "planning" not in result.stderr
+
+
+def test_compare_checks_the_address_before_it_plans() -> None:
+    job = ("--cluster", "local", "--model", "dlrm", "--measure", "--address", "127.0.0.1:1")
+    result = in_new_process("compare", *job)
+    assert result.returncode == 2 and "no Ray cluster answers there" in result.stderr
+    assert "planning" not in result.stderr
+
+
+def test_models_are_listed_as_train_refuses_them() -> None:
+    from planner.report.inventory import model_rows
+    from runtime.train import check_trainable
+
+    for row in model_rows():
+        try:
+            check_trainable(load_model(row["name"]))
+            refused = False
+        except UsageError:
+            refused = True
+        assert row["trainable"] is not refused, row["name"]
+    assert not load_model("deepfm_criteo").trainable

@@ -9,10 +9,14 @@ import pytest
 from rich.console import Console
 from spec_samples import PLAN, changed
 
-from planner.compare import Comparison, Contest, Lever, Outcome
+from planner.compare import Comparison, Contest, Lever, Outcome, compare
 from planner.report.compare import render_comparison
 from planner.specs.base import validate
+from planner.specs.cluster import ClusterSpec
+from planner.specs.load import load_model
+from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
+from planner.specs.units import Dtype
 from runtime.comparison import MeasuredContest, comparison_json
 from runtime.measure import Measurement
 
@@ -101,3 +105,49 @@ def test_json_has_the_contract_fields() -> None:
             assert data[terms]["measured"][side]["samples_per_s"] > 0
     assert "measured" not in comparison_json(comparison(ALONE))["matched"]
     assert data["waterfall"][0]["name"] == "naive port"
+
+
+def test_a_naive_port_that_does_not_run_leaves_the_plan_alone() -> None:
+    alone = Comparison(
+        matched=Contest(planned=outcome(PLANNED, 2.0), naive=None, speedup=None),
+        free=Contest(planned=outcome(ALONE, 1.0), naive=None, speedup=None),
+        waterfall=(),
+        why_no_naive="it lacks 3 bytes",
+    )
+    measured = {
+        terms: MeasuredContest(planned=measurement(2.0), naive=None)
+        for terms in ("matched", "free")
+    }
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    render_comparison(alone, console, measured)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.splitlines()[0] == (
+        "toy on two: 48.00 k samples/s, measured; the naive port does not run"
+    )
+    assert "it lacks 3 bytes" in text and "each lever" not in text and "None" not in text
+    data = json.loads(json.dumps(comparison_json(alone, measured)))
+    assert data["why_no_naive"] == "it lacks 3 bytes" and data["waterfall"] == []
+    for terms in ("matched", "free"):
+        assert data[terms]["naive"] is data[terms]["speedup"] is None
+        assert data[terms]["measured"]["naive"] is data[terms]["measured"]["speedup"] is None
+        assert data[terms]["planned"]["samples_per_s"] > 0
+
+
+def test_compare_plans_where_the_naive_port_does_not_fit() -> None:
+    """Two GiB of fp32 tables in two GiB of memory: only half-precision ones have room."""
+    worker = {
+        "name": "p", "device": "cpu", "nodes": 1, "devices_per_node": 1, "cpu_cores": [0],
+        "host_memory_gib_per_node": 2.5,
+    }  # fmt: skip
+    cluster = validate(
+        ClusterSpec, {"name": "one", "pools": [worker], "reference_device": "cpu"}, None
+    )
+    model = load_model("dlrm_criteo_small")
+    rows = 2**31 // (4 * model.tables[0].embedding_dim)
+    wide = model.tables[0].model_copy(update={"num_embeddings": rows, "count": 1})
+    fields = {name: getattr(model, name) for name in ModelSpec.model_fields}
+    precision = model.precision.model_copy(update={"embeddings": (Dtype.FP32, Dtype.FP16)})
+    tight = ModelSpec(**{**fields, "tables": (wide,), "precision": precision, "global_batch": 64})
+    result = compare(cluster, tight)
+    assert result.matched.naive is None and "naive port does not fit" in result.why_no_naive
+    assert result.matched.planned.plan.kind == "planned" and not result.waterfall
