@@ -18,7 +18,7 @@ from planner.specs.plan import Placement, Plan
 from planner.specs.units import GIB, Dtype
 
 WORTH = 1e-6
-"""Share of the step from which on a constraint counts as binding."""
+"""Share of the step below which a difference is none: such a constraint does not bind."""
 TIGHT = 0.9
 """Share of a rank's memory from which on placements may have been chosen for their size."""
 WIRE_AND_WEIGHTS = (Dtype.FP16, Dtype.BF16)

@@ -6,7 +6,7 @@ from planner.evaluate import MS
 from planner.explain.change import Change
 from planner.explain.job import job_of
 from planner.explain.levers import idle_pools, levers
-from planner.explain.limits import Limit, limits
+from planner.explain.limits import WORTH, Limit, limits
 from planner.explain.rivals import next_best, second_best
 from planner.explain.step import (
     Balance,
@@ -48,6 +48,20 @@ class Explanation(Spec):
         """Levers that change something, the most valuable first."""
         made = [lever for lever in self.levers if lever.made]
         return tuple(sorted(made, key=lambda lever: -lever.delta_ms))
+
+    @property
+    def improvements(self) -> dict[str, Change]:
+        """Single changes that fit and make the step shorter: what the search left within its gap,
+        or was not free to do."""
+        tried = {f"{one.what} {one.instead}": one for one in self.levers if one.made}
+        for pool, one in self.second_policies.items():
+            if one is not None:
+                tried[f"{pool} with {one.what} {one.instead}"] = one
+        return {
+            name: one
+            for name, one in sorted(tried.items(), key=lambda item: item[1].delta_ms)
+            if one.fits and one.delta_ms < -WORTH * self.step_ms
+        }
 
 
 def explain_plan(plan: Plan) -> Explanation:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from planner.cost.load import COMPONENTS
 from planner.evaluate import MS
 from planner.explain.job import job_of, table_seconds
+from planner.explain.limits import WORTH
 from planner.explain.moves import Bench, Move
 from planner.explain.words import placed, told
 from planner.ilp.program import HBM, HOST, TIMES
@@ -15,8 +16,6 @@ from planner.specs.errors import UsageError
 from planner.specs.model import Table
 from planner.specs.plan import Placement, Plan
 
-WORTH = 1e-6
-"""Share of the step below which a difference is none."""
 NEAREST = 3
 """Names shown for one that is unknown."""
 
@@ -198,8 +197,9 @@ def verdict(bench: Bench, moves: tuple[Move, ...], gap: float) -> str:
 
 def _decider(bench: Bench) -> str:
     """What decides a step that this table has no part in."""
-    path = bench.job.critical_path
-    if any(one.pool == bench.pool and one.operation.loads for one, _ in path):
-        return "other tables"
-    one, seconds = max(path, key=lambda item: item[1])
+    one, seconds = max(bench.job.critical_path, key=lambda item: item[1])
+    if one.pool == bench.pool and one.operation.loads:
+        return (
+            f"other tables: {told(one.operation.name)} of the slowest rank ({seconds * MS:.3g} ms)"
+        )
     return f"{told(one.operation.name)} of {one.pool} ({seconds * MS:.3g} ms of it)"

@@ -65,6 +65,9 @@ def render_summary(found: Explanation, console: Console) -> None:
     ]
     indented(console, escape(f"without each lever: {', '.join(worth) or 'no step is longer'}"))
     indented(console, escape(f"next best: {_next_words(found)}"))
+    better = [f"{name} {signed(one.delta_ms)} ms" for name, one in found.improvements.items()]
+    if better:
+        indented(console, escape(f"a single change would be shorter: {', '.join(better)}"))
 
 
 def _decided_by(found: Explanation) -> str:
@@ -215,6 +218,8 @@ def _considered(found: Explanation, console: Console) -> None:
     table = columns("", "what", "samples per rank", "step ms", "why not")
     for row in found.considered:
         step = "-" if row.step_ms is None else stepped(row.step_ms, found.step_ms)
+        if row.chosen:
+            step = milliseconds(found.step_ms)  # it may have been refined since
         why = row.note
         if row.step_ms is not None and not row.chosen and not why:
             why = "no shorter" if row.step_ms >= found.step_ms - SMALLEST_MS else "more devices"

@@ -384,6 +384,18 @@ def test_the_summary_says_what_decides_and_what_binds() -> None:
     assert "limits that bind: compute precision (" in text
 
 
+def test_a_plan_that_a_single_change_would_shorten_says_so() -> None:
+    found = explain_plan(one_pool())
+    (better,) = (one for name, one in found.improvements.items() if name.startswith("placement"))
+    assert better.delta_ms < 0
+    text = " ".join(rendered(found, render_summary).split())
+    assert (
+        f"a single change would be shorter: placement greedy planner's {signed(better.delta_ms)}"
+        in text
+    )
+    assert not explain_plan(host_bound()).improvements
+
+
 def test_cells_explain_their_arithmetic() -> None:
     assert stepped(10.16, 9.06) == "10.2 (=9.06+1.10)"
     assert stepped(9.06, 9.06) == "9.06"
