@@ -213,6 +213,7 @@ def time_steps(rank: int, plan: Plan) -> tuple[float, float]:
         device=torch.device("cpu"),
         world_group=dist.group.WORLD,
         pool_group=groups.pool,
+        replica_group=groups.replica,
         bridge=HierarchicalBridge(groups),
     )
     trainable = set_up(plan, environment, 0)

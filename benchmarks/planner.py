@@ -60,7 +60,7 @@ RANKS = (8, 16, 64, 128)
 TIGHTNESS = (4.0, 1.5, 1.1)
 NODE_RANKS = 8
 DEVICE = "b200"
-GAP = 0.01
+GAP = 0.02
 MS = 1e3
 
 
@@ -76,6 +76,7 @@ class Rivals:
     ours_ms: float
     bound_ms: float
     theirs_s: float
+    """CPU time, as the next one: the machine may have other work."""
     ours_s: float
     stopped: bool
     theirs_step_ms: float | None
@@ -130,20 +131,20 @@ def rivals(model: str, ranks: int, tightness: float, limit_s: float) -> Rivals:
     from runtime.torchrec_planner import torchrec_cost, torchrec_placements
 
     ctx = context(model, ranks, tightness)
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     found = torchrec_optimum(ctx, SolverOptions(mip_gap=GAP, time_limit_s=limit_s))
-    ours_s = time.perf_counter() - start_s
+    ours_s = time.process_time() - start_s
     if found.placements is None:
         raise InfeasibleError("the ILP finds no placement in TorchRec's space", fix="more memory")
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     theirs: dict[str, Placement] | None = None
     stopped = False
     try:
         placed = torchrec_placements(ctx, limit_s)
         theirs, stopped = dict(placed.placements), bool(placed.note)
     except InfeasibleError:
-        stopped = time.perf_counter() - start_s > limit_s
-    theirs_s = time.perf_counter() - start_s
+        stopped = time.process_time() - start_s > limit_s
+    theirs_s = time.process_time() - start_s
 
     def other_ms(placements: dict[str, Placement]) -> tuple[float, bool]:
         pool = evaluate({"pool": ctx}, {"pool": placements}).pools["pool"]

@@ -16,6 +16,7 @@ from planner.fingerprint import (
     provenance_counts,
 )
 from planner.kernels.planned import planned_kernels
+from planner.policies import compute_precisions
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import UsageError
 from planner.specs.kernels import PlannedGemm
@@ -30,7 +31,6 @@ from planner.specs.plan import (
     SolverReport,
     fingerprint,
 )
-from planner.study import compute_precisions
 
 FREE_RISE = 1e-3
 """A shorter exchange interval is taken if it lengthens the step by no more than this share."""

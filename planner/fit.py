@@ -3,7 +3,8 @@
 Whether a job can run is decided here, for the plan itself and for what would cure its lack alike,
 by the solver that places the tables of any other plan. A pool that holds its tables at some local
 batch is taken to hold them at every smaller one: activations and exchange buffers grow with the
-batch. So is one copy of the tables where several replica groups would each hold one.
+batch. So is one copy of the tables where several replica groups would each hold one, and a pool
+under the policy that keeps least: what fits beside more fits beside less.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _at(crew: Crew, split: tuple[int, ...]) -> Fit:
 
 
 def _solved(study: GroupedStudy, batch: int) -> Solved | None:
-    return study.studies[0].solve(batch, goal=ANY)
+    one_copy = study.studies[0]
+    return one_copy.solve_under(batch, one_copy.thriftiest(batch).policy, ANY)
 
 
 def _most(study: GroupedStudy, low: int, high: int) -> int:

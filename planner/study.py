@@ -7,65 +7,81 @@ affair, and the job's step is at least that of each pool alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
 from planner.cost.context import PoolContext
-from planner.cost.dense import recomputable
 from planner.cost.graph import pool_step_graph
-from planner.cost.step import EXCHANGE_PREFIX, StepGraph
+from planner.cost.memory import base_memory_bytes
+from planner.cost.step import EXCHANGE_PREFIX, StepGraph, head_start_s
 from planner.evaluate import placement_of
 from planner.ilp.bounds import lean, relax, without_hopeless
 from planner.ilp.options import pool_program, table_classes
 from planner.ilp.pool import Goal, PoolSolution, solve_pool
 from planner.ilp.program import PoolProgram, TableClass
 from planner.ilp.solve import SolverOptions
+from planner.policies import (
+    compute_precisions,
+    kinds_beside,
+    must_cache,
+    plain_policy,
+    quick_policies,
+    recompute_choices,
+)
 from planner.specs.cluster import BridgeSpec, PoolSpec
 from planner.specs.device import DeviceProfile
-from planner.specs.errors import InfeasibleError
 from planner.specs.model import ModelSpec
 from planner.specs.plan import KernelPolicy, MemoryPolicy, Placement
-from planner.specs.units import Dtype
 
 GRID_POINTS = 9
 """Local batches at which the work without tables is sampled to guess a balanced split."""
-
-
-def compute_precisions(device: DeviceProfile, model: ModelSpec) -> tuple[Dtype, ...]:
-    """Precisions that the model allows and the device has.
-
-    Raises:
-        InfeasibleError: there is none.
-    """
-    allowed = tuple(d for d in model.precision.compute if d in device.compute.peak_flops_per_s)
-    if not allowed:
-        raise InfeasibleError(
-            f"{device.name} cannot compute in any precision that the model allows",
-            field="precision.compute",
-            value=[str(dtype) for dtype in model.precision.compute],
-            fix=f"allow one of {', '.join(device.compute.peak_flops_per_s)}",
-        )
-    return allowed
-
-
-def narrowest(dtypes: tuple[Dtype, ...]) -> Dtype:
-    """The precision with the fewest bytes; of equals the one the recipe names first."""
-    return min(dtypes, key=lambda dtype: dtype.bytes)
 
 
 Waits = tuple[tuple[str, float], ...]
 """Operations on the bridge, and when the other pools reach them at the earliest, seconds."""
 
 
+class Stage(IntEnum):
+    """How well the bound of a candidate is known, and for how much it stands."""
+
+    GRAPH = 0
+    """From the step graph without tables. For a quick kind and all that is never faster."""
+    ROOMY = 1
+    """From tables that the relaxation fits beside it. For as much."""
+    SHORT = 2
+    """Ignoring memory, which is short. For one kind, whatever it recomputes."""
+    THRIFTY = 3
+    """With the memory of what recomputes most, in the time of what recomputes nothing. For as much.
+    """
+    MEMBER = 4
+    """From its kind and its own step graph. From here on for one policy."""
+    RELAXED = 5
+    """From its own tables and memory."""
+    SOLVED = 6
+
+
+SETTLED = (Stage.ROOMY, Stage.THRIFTY, Stage.RELAXED, Stage.SOLVED)
+"""Stages whose bounds are taken for a pool's."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A policy, and a lower bound of the pool's step under it."""
+    """Policies, and a lower bound of the pool's step under each of them."""
 
     policy: MemoryPolicy
+    """The fastest of them where memory is no obstacle."""
     bound_s: float
-    roomy: bool = False
-    """The bound holds whatever the memory."""
+    stage: Stage = Stage.GRAPH
+    roomy_s: float = 0.0
+    """A bound that holds whatever the memory."""
+
+    def at_least(self, bound_s: float) -> Candidate:
+        """The same with the larger bound."""
+        return replace(self, bound_s=max(self.bound_s, bound_s))
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,8 @@ class PoolStudy:
     _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
         default_factory=dict
     )
-    _classes: dict[tuple[int, bool], tuple[TableClass, ...]] = field(default_factory=dict)
+    _classes: dict[tuple[int, bool, int], tuple[TableClass, ...]] = field(default_factory=dict)
+    _kinds: dict[tuple[int, MemoryPolicy], list[MemoryPolicy]] = field(default_factory=dict)
     _candidates: dict[tuple[int, Waits], list[Candidate]] = field(default_factory=dict)
     _solved: dict[tuple[int, Waits], Solved | None] = field(default_factory=dict)
     _starts: dict[tuple[int, bool], dict[str, float]] = field(default_factory=dict)
@@ -112,21 +129,12 @@ class PoolStudy:
         """``kernels`` where the device has kernels to choose from."""
         return "vendor" if self.device.triton is None else self.kernels
 
-    @property
+    @cached_property
     def policies(self) -> list[MemoryPolicy]:
-        """One per compute precision, activations kept.
-
-        Communication takes the narrowest precision allowed: fewer bytes never take longer.
-        """
-        communication = narrowest(self.model.precision.communication)
-        return [
-            MemoryPolicy(
-                compute_precision=compute,
-                communication_precision=communication,
-                kernels=self.kernel_policy,
-            )
-            for compute in compute_precisions(self.device, self.model)
-        ]
+        """Kinds of policy that may be the fastest; communication in the narrowest precision."""
+        precision = compute_precisions(self.device, self.model)[0]
+        plain = plain_policy(self.device, self.model, precision, self.kernel_policy)
+        return quick_policies(self.context(1, plain))
 
     def context(self, batch: int, policy: MemoryPolicy) -> PoolContext:
         """What the cost model sees."""
@@ -147,9 +155,10 @@ class PoolStudy:
         key = (batch, policy, spill)
         if key not in self._programs:
             ctx = self.context(batch, policy)
-            if (batch, spill) not in self._classes:
-                self._classes[batch, spill] = table_classes(ctx.sharding_group, spill)
-            whole = without_hopeless(pool_program(ctx, spill, self._classes[batch, spill]))
+            shared = (batch, spill, policy.prefetch_depth)
+            if shared not in self._classes:
+                self._classes[shared] = table_classes(ctx.sharding_group, spill)
+            whole = without_hopeless(pool_program(ctx, spill, self._classes[shared]))
             self._programs[key] = whole if whole is None or spill else lean(whole)
         return self._programs[key]
 
@@ -222,71 +231,121 @@ class PoolStudy:
         return self.candidates(batch, waits)[0].bound_s
 
     def candidates(self, batch: int, waits: Waits = ()) -> list[Candidate]:
-        """Policies by ascending lower bound.
-
-        Recomputing activations takes time and saves memory, so it is a candidate of its own only
-        where the tables do not fit beside the activations.
-
-        Args:
-            waits: operations on the bridge, and until when other pools delay them at least.
-        """
+        """Policies by ascending lower bound, the first of which is settled."""
         key = (batch, waits)
         if key not in self._candidates:
-            found: list[Candidate] = []
-            best = float("inf")
-            for policy in sorted(self.policies, key=lambda p: self._dense_s(batch, p, waits)):
-                known_s = self._dense_s(batch, policy, waits)
-                for other in found:
-                    if other.roomy and self._never_faster(batch, policy, other.policy):
-                        known_s = max(known_s, other.bound_s)
-                if known_s >= best:
-                    found.append(Candidate(policy, known_s, roomy=True))
-                    continue
-                bounds = self._bounds(batch, policy, waits)
-                found += bounds
-                best = min(best, *(candidate.bound_s for candidate in bounds))
-            self._candidates[key] = sorted(found, key=lambda candidate: candidate.bound_s)
-        return self._candidates[key]
+            self._candidates[key] = [
+                Candidate(policy, self._dense_s(batch, policy, waits)) for policy in self.policies
+            ]
+        found = self._candidates[key]
+        while (first := min(found, key=lambda one: one.bound_s)).stage not in SETTLED:
+            found.remove(first)
+            found += self._refined(first, found, batch, waits)
+        found.sort(key=lambda one: one.bound_s)
+        return found
+
+    def thriftiest(self, batch: int) -> PoolContext:
+        """The pool under the policy that takes least memory."""
+        contexts = [
+            self.context(batch, kind.model_copy(update={"recompute": names}))
+            for quick in self.policies
+            for kind in kinds_beside(self.context(batch, quick), quick)
+            for names in recompute_choices(self.context(batch, kind))
+        ]
+        # Fewer batches ahead leave more room to the tables too.
+        return min(
+            contexts,
+            key=lambda ctx: (ctx.policy.prefetch_depth, sum(base_memory_bytes(ctx).values())),
+        )
+
+    def _refined(
+        self, candidate: Candidate, others: Sequence[Candidate], batch: int, waits: Waits
+    ) -> list[Candidate]:
+        """The policies of a candidate, their bounds known better by a stage."""
+        policy, known_s = candidate.policy, candidate.bound_s
+        if candidate.stage is Stage.GRAPH:
+            inherited_s = max(
+                (
+                    other.roomy_s - self._head_start_s(batch, policy, other.policy)
+                    for other in others
+                    if other.roomy_s > known_s
+                ),
+                default=0.0,
+            )
+            if inherited_s > known_s:
+                return [candidate.at_least(inherited_s)]
+            return self._roomy(candidate, batch, waits)
+        if candidate.stage is Stage.SHORT:
+            thrifty = min(
+                self._members(batch, policy), key=lambda one: self._base_bytes(batch, one)
+            )
+            relaxed_s = self._relaxed_s(batch, thrifty, waits, self.graph(batch, policy))
+            return [replace(candidate.at_least(relaxed_s), stage=Stage.THRIFTY)]
+        if candidate.stage is Stage.THRIFTY:
+            return [
+                Candidate(member, max(known_s, self._dense_s(batch, member, waits)), Stage.MEMBER)
+                for member in self._members(batch, policy)
+            ]
+        assert candidate.stage is Stage.MEMBER
+        relaxed_s = self._relaxed_s(batch, policy, waits, self.graph(batch, policy))
+        return [replace(candidate.at_least(relaxed_s), stage=Stage.RELAXED)]
+
+    def _roomy(self, candidate: Candidate, batch: int, waits: Waits) -> list[Candidate]:
+        """A quick kind with tables, memory ignored; kind by kind where it is short."""
+        policy, known_s = candidate.policy, candidate.bound_s
+        program = self.program(batch, policy, spill=False)
+        fits = False
+        if program is not None:
+            relaxed = relax(program.waiting(dict(waits)), memory=False, seed=self.options.seed)
+            known_s, fits = max(known_s, relaxed.step_s), relaxed.fits
+        known = Candidate(policy, known_s, Stage.ROOMY, roomy_s=known_s)
+        return [known] if fits else self._when_short(known, batch)
+
+    def _when_short(self, known: Candidate, batch: int) -> list[Candidate]:
+        """The kinds that a quick one stands for."""
+        kinds = kinds_beside(self.context(batch, known.policy), known.policy)
+        return [
+            Candidate(
+                kind, known.bound_s, Stage.SHORT, known.roomy_s if kind == known.policy else 0.0
+            )
+            for kind in kinds
+        ]
+
+    def _members(self, batch: int, kind: MemoryPolicy) -> list[MemoryPolicy]:
+        """Policies of a kind."""
+        key = (batch, kind)
+        if key not in self._kinds:
+            self._kinds[key] = [
+                kind.model_copy(update={"recompute": names})
+                for names in recompute_choices(self.context(batch, kind))
+            ]
+        return self._kinds[key]
+
+    def _base_bytes(self, batch: int, policy: MemoryPolicy) -> int:
+        return sum(base_memory_bytes(self.context(batch, policy)).values())
+
+    def _relaxed_s(self, batch: int, policy: MemoryPolicy, waits: Waits, graph: StepGraph) -> float:
+        """Bound with the memory of ``policy`` and the operations of ``graph``."""
+        program = self.program(batch, policy, spill=True)
+        if program is None:
+            return float("inf")
+        waiting = program.under(graph, dict(waits))
+        return relax(waiting, memory=True, seed=self.options.seed).step_s
 
     def _never_faster(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
-        """Whether no operation is faster under ``policy`` than under ``other``.
-
-        Then neither is the step, where memory is no obstacle: the loads are the same.
-        """
+        """Whether no step is shorter under ``policy`` than under ``other``, where memory is no
+        obstacle."""
         return self._head_start_s(batch, policy, other) == 0
 
     def _head_start_s(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> float:
         """How much shorter a step can be under ``policy`` than under ``other`` at most, where
-        memory is no obstacle.
+        memory is no obstacle; infinite if nothing is known.
 
-        The loads are the same and a path holds each operation once, so the longest path is shorter
-        by the sum of what operations are faster at most.
+        Then the loads are the same, but for tables that have to be cached.
         """
-        pairs = zip(
-            self.graph(batch, policy).operations,
-            self.graph(batch, other).operations,
-            strict=True,
-        )
-        return sum(max(0.0, theirs.seconds - mine.seconds) for mine, theirs in pairs)
-
-    def _bounds(self, batch: int, policy: MemoryPolicy, waits: Waits) -> list[Candidate]:
-        again = policy.model_copy(update={"recompute": recomputable(self.model)})
-        roomy = self.program(batch, policy, spill=False)
-        ignoring_s = self._dense_s(batch, policy, waits)
-        if roomy is not None:
-            relaxed = relax(roomy.waiting(dict(waits)), memory=False, seed=self.options.seed)
-            ignoring_s = max(ignoring_s, relaxed.step_s)
-            if relaxed.fits:
-                return [Candidate(policy, ignoring_s, roomy=True), Candidate(again, ignoring_s)]
-        found = []
-        for choice in (policy, again):
-            usable = self.program(batch, choice, spill=True)
-            bound_s = float("inf")
-            if usable is not None:
-                relaxed = relax(usable.waiting(dict(waits)), memory=True, seed=self.options.seed)
-                bound_s = max(relaxed.step_s, ignoring_s)
-            found.append(Candidate(choice, bound_s))
-        return found
+        if policy.prefetch_depth != other.prefetch_depth and must_cache(self.model):
+            return float("inf")
+        return head_start_s(self.graph(batch, policy), self.graph(batch, other))
 
     def solve(self, batch: int, waits: Waits = (), goal: Goal | None = None) -> Solved | None:
         """The best placements over all policies; None if none was found.
@@ -304,41 +363,61 @@ class PoolStudy:
 
     def _solve(self, batch: int, waits: Waits, goal: Goal) -> Solved | None:
         best: tuple[float, MemoryPolicy, PoolSolution] | None = None
-        refined = list(self.candidates(batch, waits))
+        candidates = self.candidates(batch, waits)
+        solved: list[Candidate] = []
         settled: list[MemoryPolicy] = []
         deadline = time.monotonic() + self.options.time_limit_s
-        for index in range(len(refined)):
-            candidate = refined[index]
-            policy, bound_s = candidate.policy, candidate.bound_s
-            if not np.isfinite(bound_s) or bound_s >= goal.hopeless_s:
-                continue
-            enough_s = max(bound_s * (1 + self.options.mip_gap), goal.enough_s)
-            if best is not None and best[0] <= enough_s:
+        while candidates:
+            chosen = _most_promising(candidates, self.options.mip_gap)
+            policy, bound_s = chosen.policy, min(one.bound_s for one in candidates)
+            if not bound_s < goal.hopeless_s:
                 break
+            if best is not None:
+                enough_s = max(bound_s * (1 + self.options.mip_gap), goal.enough_s)
+                if best[0] <= enough_s:
+                    break
+            candidates.remove(chosen)
             if any(self._never_faster(batch, policy, other) for other in settled):
+                continue
+            if chosen.stage not in (Stage.ROOMY, Stage.RELAXED):
+                candidates += [
+                    one
+                    for one in self._refined(chosen, [*candidates, *solved], batch, waits)
+                    if all(one.policy != other.policy for other in solved)
+                    or one.stage < Stage.MEMBER
+                ]
                 continue
             left_s = max(deadline - time.monotonic(), 0.0)
             options = replace(self.options, time_limit_s=left_s)
             solution = self._placements(batch, policy, waits, goal, options)
+            done = replace(
+                chosen.at_least(solution.bound_s),
+                stage=Stage.SOLVED,
+                roomy_s=max(chosen.roomy_s, solution.roomy_bound_s),
+            )
+            solved.append(done)
             if solution.assignment is not None and solution.roomy_bound_s == solution.bound_s:
                 # Memory had no part in it: another policy can only be as good if it is faster.
                 settled.append(policy)
-            refined[index] = replace(candidate, bound_s=max(bound_s, solution.bound_s))
-            for later in range(index + 1, len(refined)):
-                other = refined[later]
-                known_s = solution.roomy_bound_s - self._head_start_s(batch, other.policy, policy)
-                refined[later] = replace(other, bound_s=max(other.bound_s, known_s))
+            elif chosen.stage is Stage.ROOMY:
+                rest = replace(chosen.at_least(done.roomy_s), roomy_s=done.roomy_s)
+                candidates += self._when_short(rest, batch)
+            candidates = [
+                other.at_least(done.roomy_s - self._head_start_s(batch, other.policy, policy))
+                for other in candidates
+            ]
             if solution.assignment is not None and (best is None or solution.step_s < best[0]):
                 best = solution.step_s, policy, solution
-        key = (batch, waits)
-        self._candidates[key] = sorted(refined, key=lambda candidate: candidate.bound_s)
+        self._candidates[batch, waits] = candidates + solved
         if best is None:
             return None
         return self._as_solved(batch, best[1], best[2])
 
-    def solve_under(self, batch: int, policy: MemoryPolicy) -> Solved | None:
+    def solve_under(
+        self, batch: int, policy: MemoryPolicy, goal: Goal | None = None
+    ) -> Solved | None:
         """The best placements under one policy; None if none was found."""
-        solution = self._placements(batch, policy, (), Goal(), self.options)
+        solution = self._placements(batch, policy, (), goal or Goal(), self.options)
         if solution.assignment is None:
             return None
         return self._as_solved(batch, policy, solution)
@@ -369,3 +448,10 @@ class PoolStudy:
         }
         placements = {table.name: by_name[table.name] for table in self.model.all_tables}
         return Solved(context, placements, solution.step_s)
+
+
+def _most_promising(candidates: Sequence[Candidate], mip_gap: float) -> Candidate:
+    """Of those bounded within half the gap of the least the one known best: it may do."""
+    enough_s = min(one.bound_s for one in candidates) * (1 + mip_gap / 2)
+    near = [one for one in candidates if one.bound_s <= enough_s]
+    return max(near, key=lambda one: (one.stage, -one.bound_s))

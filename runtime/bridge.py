@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 from planner.specs.plan import Plan
 
+VENDOR_BACKEND = "cpu:gloo,cuda:nccl"
+"""Of a GPU pool. PyTorch for ROCm calls RCCL ``nccl``."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 CHUNK_BYTES = 8 << 20
 """Of a device tensor's way through host memory: while a chunk travels, the next is copied."""
@@ -33,7 +35,9 @@ class JobGroups:
     """Process groups of one rank. The default group is the world, over gloo."""
 
     pool: dist.ProcessGroup
-    """All ranks of this rank's pool, for the trainer: TorchRec's sharding group."""
+    """All ranks of this rank's pool, for the trainer."""
+    replica: dist.ProcessGroup
+    """Those of its replica group, for the trainer: TorchRec's sharding group."""
     bridge_pool: dist.ProcessGroup
     """The same ranks, for the bridge alone: it runs on a thread of its own, and collectives of
     two threads in one group would be matched up wrongly."""
@@ -50,26 +54,33 @@ def build_groups(plan: Plan, world_rank: int, timeout: timedelta = COLLECTIVE_TI
     ``torch.distributed.new_group`` counts the groups created so far, so every rank creates every
     group in the same order, its own or not.
     """
-    starts, first = {}, 0
-    for name, pool in plan.pools.items():
-        starts[name] = first
-        first += pool.ranks
     own_pool, pool_rank = plan.pool_of_rank(world_rank)
-    pool_groups = {}
+    pool_groups, replica_groups, first = {}, {}, 0
     for name, pool in plan.pools.items():
-        ranks = list(range(starts[name], starts[name] + pool.ranks))
+        ranks = list(range(first, first + pool.ranks))
+        first += pool.ranks
         # A rank outside the group may lack the vendor's library; it only counts the group.
         on_gpu = plan.cluster.pool(name).cpu_cores is None and name == own_pool
+        trainer, bridge = (VENDOR_BACKEND, "nccl") if on_gpu else ("gloo", "gloo")
         pool_groups[name] = [
-            dist.new_group(ranks, timeout=timeout, backend=backend)
-            for backend in (("cpu:gloo,cuda:nccl", "nccl") if on_gpu else ("gloo", "gloo"))
+            dist.new_group(ranks, timeout=timeout, backend=backend) for backend in (trainer, bridge)
         ]
+        size = pool.group_ranks
+        replica_groups[name] = (
+            [
+                dist.new_group(ranks[low : low + size], timeout=timeout, backend=trainer)
+                for low in range(0, pool.ranks, size)
+            ]
+            if pool.replica_groups > 1
+            else pool_groups[name][:1]
+        )
     leaders = rail_leaders(plan)
     rails = [dist.new_group(list(rail), timeout=timeout, backend="gloo") for rail in leaders]
     own = list(plan.pools).index(own_pool)
     pool_group, bridge_pool_group = pool_groups[own_pool]
     return JobGroups(
         pool=pool_group,
+        replica=replica_groups[own_pool][pool_rank // plan.pools[own_pool].group_ranks],
         bridge_pool=bridge_pool_group,
         bridge_leaders=tuple(rail[own] for rail in leaders),
         rail=rails[pool_rank] if pool_rank < len(rails) else None,

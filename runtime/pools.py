@@ -77,17 +77,15 @@ def own_address() -> str:
 def slots_for(plans: Sequence[Plan], nodes: Sequence[Node]) -> tuple[Slot, ...]:
     """One worker per rank that any of the plans uses, pools in the cluster file's order.
 
-    Workers of a pool fill its nodes one after the other, so that a plan's ranks r of pool p are
-    the first workers of p's slots.
+    Workers of a pool fill its nodes one after the other, so that a plan's ranks of pool p are the
+    first workers of p's slots, and those of a joined pool a+b the first of a's, then of b's.
 
     Raises:
         UsageError: a pool without enough nodes, with every node's labels in the message.
     """
     slots = []
     for pool in plans[0].cluster.pools:
-        needed = max(
-            (plan.pools[pool.name].nodes for plan in plans if pool.name in plan.pools), default=0
-        )
+        needed = max(plan.nodes_at_work.get(pool.name, 0) for plan in plans)
         for index, node in enumerate(_nodes_of(pool, needed, nodes)):
             for local_rank in range(pool.devices_per_node):
                 slots.append(

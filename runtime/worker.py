@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import ray
@@ -96,13 +97,11 @@ def check_node(slot: Slot, index: int, node_id: str) -> None:
 
 def world_ranks(plan: Plan, slots: Sequence[Slot]) -> list[int | None]:
     """Per slot, the plan's world rank; None where the plan leaves the device out."""
-    first, starts = 0, {}
-    for name, pool in plan.pools.items():
-        starts[name] = first
-        first += pool.ranks
+    devices = {part.name: part.devices for part in plan.parts}
+    first_ranks = dict(zip(devices, accumulate(devices.values(), initial=0), strict=False))
     return [
-        starts[slot.pool] + slot.pool_rank
-        if slot.pool in plan.pools and slot.pool_rank < plan.pools[slot.pool].ranks
+        first_ranks[slot.pool] + slot.pool_rank
+        if slot.pool_rank < devices.get(slot.pool, 0)
         else None
         for slot in slots
     ]
@@ -190,19 +189,21 @@ def _run_task(
         world = dist.distributed_c10d._get_default_group()
         groups = build_groups(plan, rank, job.collective_timeout)
         bridge = HierarchicalBridge(groups)
+        pool, pool_rank = plan.pool_of_rank(rank)
         environment = RankEnv(
             world_rank=rank,
-            pool=slot.pool,
-            pool_rank=slot.pool_rank,
+            pool=pool,
+            pool_rank=pool_rank,
             device=device,
             world_group=world,
             pool_group=groups.pool,
+            replica_group=groups.replica,
             bridge=bridge,
         )
         if rank == 0:
             store.put({"kind": "started", "task": number})
 
-        published = RankMetrics(job.name, slot.pool, rank, plan.pools[slot.pool].local_batch)
+        published = RankMetrics(job.name, pool, rank, plan.pools[pool].local_batch)
 
         def report(metrics: dict[str, Any]) -> None:
             heartbeat.step = metrics["step"]

@@ -1,10 +1,11 @@
-"""Exchange of embedding replicas between pools: rows touched since the last exchange only.
+"""Exchange of table copies between replica groups: rows touched since the last exchange only.
 
-Each pool trains its own replica for K steps. A touched row then becomes w0 + sum_p a_p (w_p - w0),
-a_p = pool p's share of the samples. Replicas were equal (w0) after the last exchange and the
-shares add up to 1, so that is sum_p a_p w_p: every rank adds a_p x its shards' rows into a zeroed
-buffer laid out over the union of touched rows, the bridge sums the buffers, and every rank writes
-its shards' part back. Optimizer state likewise. No pool needs to know another's placement.
+A pool holds one copy of the tables, or G of them in as many replica groups. Each group i trains its
+copy for K steps. A touched row then becomes w0 + sum_i a_i (w_i - w0), a_i = group i's share of the
+samples (its pool's over G). Copies were equal (w0) after the last exchange and the shares add up to
+1, so that is sum_i a_i w_i: every rank adds a_i x its shards' rows into a zeroed buffer laid out
+over the union of touched rows, the bridge sums the buffers, and every rank writes its shards' part
+back. Optimizer state likewise. No group needs to know another's placement.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class _Slot:
 
 
 class EmbeddingExchange:
-    """Combines this rank's shards with the other pools' every ``interval_steps`` steps.
+    """Combines this rank's shards with the other copies' every ``interval_steps`` steps.
 
     Args:
         shards: with their optimizer state filled in.
         row_wise_state: each optimizer state is one number per row, not per element.
         states: optimizer states per shard.
-        share: a_p, the pool's share of the global batch.
+        share: a_i, the replica group's share of the global batch.
     """
 
     def __init__(
@@ -159,8 +160,8 @@ class EmbeddingExchange:
             yield shard, _Slot(weight, tuple(states), local)
 
     def _contribute(self, shard: Shard, slot: _Slot) -> None:
-        """Add this pool's share of the shard's rows."""
-        if shard.replicated and self._rank.pool_rank != 0:
+        """Add this group's share of the shard's rows."""
+        if shard.replicated and self._rank.group_rank != 0:
             return
         slot.weight.add_(shard.weight.index_select(0, slot.rows), alpha=self._share)
         share = self._share

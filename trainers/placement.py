@@ -1,7 +1,7 @@
 """A pool's placements as TorchRec's ``ShardingPlan``, after checking what TorchRec does not.
 
-Ranks: the plan counts inside the pool; TorchRec's ``ParameterSharding.ranks`` counts inside the
-process group (the same); ``ShardMetadata.placement`` wants the world rank.
+Ranks: the plan counts inside the replica group; TorchRec's ``ParameterSharding.ranks`` counts
+inside its process group (the same); ``ShardMetadata.placement`` wants the world rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainers.models.build import EMBEDDINGS
 def sharding_plan(
     plan: Plan, pool_name: str, world_rank: int, device: torch.device
 ) -> ShardingPlan:
-    """TorchRec's plan of this rank's pool, for the module ``trainers.models.TrainModel``.
+    """TorchRec's plan of this rank's replica group, for the module ``trainers.models.TrainModel``.
 
     Args:
         device: this rank's; the other ranks' device indices are their place on their node.
@@ -34,7 +34,9 @@ def sharding_plan(
     """
     check_placements(plan, pool_name)
     pool = plan.pools[pool_name]
-    first_rank = world_rank - plan.pool_of_rank(world_rank)[1]
+    pool_rank = plan.pool_of_rank(world_rank)[1]
+    group_rank = pool_rank % pool.group_ranks
+    first_rank, first_pool_rank = world_rank - group_rank, pool_rank - group_rank
 
     def metadata(extent: Extent) -> ShardMetadata:
         rank = first_rank + extent.rank
@@ -43,7 +45,7 @@ def sharding_plan(
         elif rank == world_rank:
             where = str(device)
         else:
-            where = f"{device.type}:{extent.rank % pool.devices_per_node}"
+            where = f"{device.type}:{(first_pool_rank + extent.rank) % pool.devices_per_node}"
         return ShardMetadata(
             shard_offsets=[extent.row, extent.column],
             shard_sizes=[extent.rows, extent.columns],

@@ -32,4 +32,12 @@ class RankEnv:
     """All ranks, over gloo (host tensors)."""
     pool_group: dist.ProcessGroup
     """The pool's ranks, over the vendor's library."""
+    replica_group: dist.ProcessGroup
+    """Those among them that hold one copy of the tables together: TorchRec's sharding group. The
+    pool's group where there is one copy in the pool."""
     bridge: Bridge
+
+    @property
+    def group_rank(self) -> int:
+        """Rank inside the replica group."""
+        return self.replica_group.rank()

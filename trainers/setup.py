@@ -43,7 +43,7 @@ class Trainable:
     dense_exchange: DenseExchange | None
     """None with one rank, and where the dense network is fully sharded."""
     embedding_exchange: EmbeddingExchange | None
-    """None with one pool."""
+    """None with one copy of the tables."""
 
 
 def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None) -> Trainable:
@@ -70,11 +70,11 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
         _use_planned_kernels(model.head.network, plan, rank, kernel_store)
     shardings = sharding_plan(plan, rank.pool, rank.world_rank, rank.device)
     fuse_sparse_optimizer(model.embeddings, spec.optimizer.sparse, shardings, rank.device)
-    create_node_groups(plan, rank.world_rank, rank.pool_group)
+    create_node_groups(plan, rank)
     wrapper, dense_exchange = spread_network(plan, rank, policy.loss_scale)
     sharded = DistributedModelParallel(
         model,
-        env=_sharding_env(rank.pool_group),
+        env=_sharding_env(rank.replica_group),
         device=rank.device,
         plan=shardings,
         sharders=[
@@ -96,13 +96,13 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
         gradient_scale=1.0 if dense_exchange is not None else 1.0 / policy.loss_scale,
     )
     exchange = None
-    if len(plan.pools) > 1:
+    if plan.table_copies > 1:
         exchange = EmbeddingExchange(
             spec.all_tables,
             shards,
             row_wise_state=spec.optimizer.sparse.name == "rowwise_adagrad",
             states=_STATES[spec.optimizer.sparse.name],
-            share=plan.share(rank.pool),
+            share=plan.share(rank.pool) / pool.replica_groups,
             interval_steps=plan.exchange.embedding_interval_steps,
             rank=rank,
         )
@@ -152,12 +152,12 @@ def prepare_host(device: torch.device) -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def _sharding_env(pool_group: dist.ProcessGroup) -> ShardingEnv:
-    """TorchRec's environment of one pool.
+def _sharding_env(replica_group: dist.ProcessGroup) -> ShardingEnv:
+    """TorchRec's environment of one replica group.
 
     ``ShardingEnv.from_process_group`` also makes a device mesh over the world's *first* ranks,
-    which hangs where pools differ in size; only 2D parallelism and DTensor output use it.
+    which hangs where groups differ in size; only 2D parallelism and DTensor output use it.
     """
-    env = ShardingEnv(pool_group.size(), pool_group.rank(), pg=None)
-    env.process_group = pool_group
+    env = ShardingEnv(replica_group.size(), replica_group.rank(), pg=None)
+    env.process_group = replica_group
     return env

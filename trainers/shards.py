@@ -23,7 +23,7 @@ class Shard:
     weight: torch.Tensor
     """[rows, columns] in the table's storage precision."""
     replicated: bool
-    """Data-parallel: every rank of the pool holds the whole table."""
+    """Data-parallel: every rank of the replica group holds the whole table."""
     kernel: Any
     """FBGEMM's module: one per group of tables."""
     state: tuple[torch.Tensor, ...] = field(default=())

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.baselines.greedy import CACHE_LOAD_FACTOR, MIN_PARTITION
+from planner.baselines.league import Placed
 from planner.baselines.problem import placements_of, recipe_type
 from planner.baselines.torchrec_costs import (
     TorchRecTable,
@@ -71,6 +72,21 @@ def torchrec_optimum(ctx: PoolContext, options: SolverOptions) -> TorchRecOptimu
     if solution.program is not None and solution.assignment is not None:
         placements = placements_of(ctx, solution.program, solution.assignment)
     return TorchRecOptimum(placements, solution.step_s, solution.bound_s, solution.status)
+
+
+def torchrec_optimal(ctx: PoolContext, options: SolverOptions) -> Placed:
+    """``torchrec_optimum`` as a baseline.
+
+    Raises:
+        InfeasibleError: there is none, or none was found.
+    """
+    found = torchrec_optimum(ctx, options)
+    if found.placements is None:
+        raise InfeasibleError(
+            f"pool {ctx.pool.name}: nothing of TorchRec's search space fits",
+            fix="use more ranks or a smaller batch",
+        )
+    return Placed(found.placements, f"within {found.gap:.1%} of the best rating of its space")
 
 
 def torchrec_program(ctx: PoolContext) -> PoolProgram:

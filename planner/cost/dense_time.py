@@ -85,19 +85,18 @@ def _seconds(ctx: PoolContext, gemms: Sequence[Gemm], floats: float, operators: 
 
 
 def saved_activation_bytes(ctx: PoolContext) -> int:
-    """Activations that live from forward to backward, under the recompute policy.
+    """Activations that live from forward to backward at most, under the recompute policy.
 
-    A recomputed block keeps its inputs, and while one is recomputed its own activations too.
+    A recomputed block keeps its inputs, and its own activations only while it is recomputed: then
+    those of the blocks after it are gone. The most is held at one of the blocks' backward passes.
     """
-    network = dense_network(ctx.model)
+    most = kept = 0.0
+    for block in dense_network(ctx.model).blocks:
+        most = max(most, kept + block.saved_floats)
+        recomputed = block.name in ctx.policy.recompute
+        kept += block.inputs_floats if recomputed else block.saved_floats
     per_element = activation_bytes_per_element(ctx.policy.compute_precision)
-    recomputed = [block for block in network.blocks if block.name in ctx.policy.recompute]
-    kept = sum(
-        block.saved_floats for block in network.blocks if block.name not in ctx.policy.recompute
-    )
-    kept += sum(block.inputs_floats for block in recomputed)
-    kept += max((block.saved_floats for block in recomputed), default=0.0)
-    return int(kept * ctx.local_batch * per_element)
+    return int(most * ctx.local_batch * per_element)
 
 
 OPTIMIZER_PASSES = {"sgd": 3, "adagrad": 11, "adam": 18}

@@ -71,8 +71,7 @@ class Shortage:
 
 def shortage(study: PoolStudy, batch: int) -> Shortage:
     """The missing memory of a pool at a local batch, under the policy that saves most."""
-    contexts = (study.context(batch, one.policy) for one in study.candidates(batch))
-    ctx = min(contexts, key=lambda ctx: sum(base_memory_bytes(ctx).values()))
+    ctx = study.thriftiest(batch)
     program = pool_program(ctx, spill=True)
     piece, group, option = _largest_piece(program)
     together, cut = _when_cut_at_will(program)

@@ -214,6 +214,11 @@ class Plan(Spec):
         return sum(pool.ranks for pool in self.pools.values())
 
     @property
+    def table_copies(self) -> int:
+        """Replica groups of all pools: each holds a copy of the tables."""
+        return sum(pool.replica_groups for pool in self.pools.values())
+
+    @property
     def parts(self) -> tuple[PoolSpec, ...]:
         """The cluster file's pools that work, each with its working nodes: joined ones apart."""
         return tuple(

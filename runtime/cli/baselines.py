@@ -40,7 +40,7 @@ def baselines(
     from planner.baselines.league import leagues
     from planner.search import SearchOptions
 
-    placers, rate, remark = _torchrec(with_torchrec, time_limit)
+    placers, rate, remark = _torchrec(with_torchrec, time_limit, mip_gap)
     options = SearchOptions(mip_gap=mip_gap, time_limit_s=time_limit)
     with working(f"placing {model_spec.name} on {cluster_spec.name} by every planner"):
         found = leagues(cluster_spec, model_spec, global_batch, options, placers=placers, rate=rate)
@@ -53,9 +53,10 @@ def baselines(
 
 
 def _torchrec(
-    wanted: bool | None, time_limit_s: float
+    wanted: bool | None, time_limit_s: float, mip_gap: float
 ) -> tuple[dict[str, Placer], Rater | None, str]:
-    """TorchRec's planner and its cost model, or a line that says why not.
+    """TorchRec's planner, the best placement of its search space under its costs, and its cost
+    model; or a line that says why not.
 
     Raises:
         UsageError: it was asked for and cannot be imported.
@@ -76,8 +77,15 @@ def _torchrec(
                 fix="install the extra train or train-cpu (see README), or leave the option out",
             ) from None
         return {}, None, f"TorchRec's own planner is left out: {reason}"
+    from planner.baselines.torchrec_ilp import torchrec_optimal
+    from planner.ilp.solve import SolverOptions
+
+    solver = SolverOptions(mip_gap=mip_gap, time_limit_s=time_limit_s)
     return (
-        {"torchrec": lambda ctx: torchrec_placements(ctx, time_limit_s)},
+        {
+            "torchrec": lambda ctx: torchrec_placements(ctx, time_limit_s),
+            "torchrec_optimal": lambda ctx: torchrec_optimal(ctx, solver),
+        },
         torchrec_cost,
         "TorchRec's ms: the largest sum of table times of any rank, by its own cost model",
     )

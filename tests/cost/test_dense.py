@@ -179,12 +179,14 @@ def test_saved_activations_by_hand() -> None:
     # Bottom: input 13, ReLU outputs 8 + 4. Dot: 3 vectors of 4. Top: input 7, ReLU output 16.
     floats = (13 + 8 + 4) + 3 * 4 + (7 + 16)
     assert saved_activation_bytes(context(local_batch=64)) == 64 * 4 * floats
-    # Full: both MLPs' inputs, the interaction's, and the larger MLP while it runs again.
-    kept = 13 + 7 + 3 * 4 + max(13 + 8 + 4, 7 + 16)
-    assert (
-        saved_activation_bytes(context(local_batch=64, recompute=("bottom", "top")))
-        == 64 * 4 * kept
-    )
+    # Both: the bottom's input and the interaction's, and the top while it runs again.
+    kept = 13 + 3 * 4 + (7 + 16)
+    for recompute in (("bottom", "top"), ("bottom",)):
+        ctx = context(local_batch=64, recompute=recompute)
+        assert saved_activation_bytes(ctx) == 64 * 4 * kept
+    # The top alone: it is the first that runs again, when everything else is still there.
+    alone = context(local_batch=64, recompute=("top",))
+    assert saved_activation_bytes(alone) == 64 * 4 * floats
 
 
 def test_full_recompute_costs_the_mlps_forward() -> None:

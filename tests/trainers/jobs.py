@@ -83,8 +83,9 @@ def plan_of(
     interval: int = 1,
     node_size: int | None = None,
     policy: MemoryPolicy | None = None,
+    groups: dict[str, int] | None = None,
 ) -> Plan:
-    """A plan from {pool: (ranks, local batch, placements)}."""
+    """A plan from {pool: (ranks, local batch, placements)}; replica groups by pool, else 1."""
     return Plan(
         hwplan_version="0",
         kind="planned",
@@ -114,6 +115,7 @@ def plan_of(
                 devices_per_node=node_size or ranks,
                 ranks=ranks,
                 local_batch=batch,
+                replica_groups=(groups or {}).get(name, 1),
                 policy=policy or MemoryPolicy(compute_precision=Dtype.FP32),
                 placements=placements,
                 memory_bytes=tuple({"total": 0} for _ in range(ranks)),
@@ -163,6 +165,7 @@ def rank_env(plan: Plan, world_rank: int) -> RankEnv:
         device=torch.device("cpu"),
         world_group=dist.group.WORLD,
         pool_group=groups.pool,
+        replica_group=groups.replica,
         bridge=HierarchicalBridge(groups),
     )
 
