@@ -105,8 +105,9 @@ class Supervisor:
                 self._on_event({"kind": "failure", "problem": failure.problem, "step": reached})
                 self._recover(failure, failures)
             else:
-                if self._better is None:
+                if not event["result"]["stopped_early"]:
                     return self._task.plan, event
+                assert self._better is not None
                 self._go_on_with(self._better, "the cluster has grown")
                 self._better = None
             attempt += 1
@@ -143,7 +144,8 @@ class Supervisor:
         self._go_on_with(plan, "out of memory" if reserve else "nodes are missing")
 
     def _go_on_with(self, plan: Plan, why: str) -> None:
-        self._task = dataclasses.replace(self._task, plan=plan)
+        # Kernels compiled ahead of time belong to the plan that they were compiled for.
+        self._task = dataclasses.replace(self._task, plan=plan, kernel_store=None)
         self._on_event({"kind": "replanned", "why": why, "plan": plan})
 
     def _should_stop(self) -> bool:

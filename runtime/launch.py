@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -33,11 +34,13 @@ from runtime.worker import Job, run_worker
 from trainers.task import TrainTask
 
 POLL_S = 0.2
+STOP_POLL_S = 5.0
+"""Between questions whether the job should stop for a better plan."""
 WORKER_START_TIMEOUT_S = 180
 
 RAY_SETTINGS = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(WORKER_START_TIMEOUT_S),
-    # Nobody restarts a job here, so that nothing needs to watch for pre-emption.
+    # Restarts are the driver's affair (runtime.elastic): Ray need not watch for pre-emption.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Noise on a terminal that belongs to the progress line.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -51,6 +54,7 @@ def run_tasks(
     on_event: Callable[[dict[str, Any]], None],
     error_file: Path,
     collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+    should_stop: Callable[[], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Run tasks in turn with one set of workers on the connected Ray cluster.
 
@@ -58,6 +62,10 @@ def run_tasks(
     another thread: ``placed`` from every worker, then from rank 0 of every task ``started``,
     ``metrics`` and ``result``, with the task's index. If workers fail in a way that is no user's
     error, ``error_file`` gets their tracebacks.
+
+    Args:
+        should_stop: asked every few seconds, on the events' thread; once it says so, the task at
+            work saves a checkpoint and ends with ``stopped_early``.
 
     Returns:
         One ``result`` event per task.
@@ -95,7 +103,7 @@ def run_tasks(
         ),
     )
     ray_error: Exception | None = None
-    with _Follower(store, on_event) as follower:
+    with _Follower(store, on_event, should_stop) as follower:
         try:
             trainer.fit()
         except Exception as error:  # whatever it is, it ends the job and is explained below
@@ -120,11 +128,17 @@ class _Follower:
     An error in ``on_event`` interrupts the main thread and comes back from there.
     """
 
-    def __init__(self, store: JobStore, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        on_event: Callable[[dict[str, Any]], None],
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
         self.results: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []
         self._store = store
         self._on_event = on_event
+        self._should_stop = should_stop
         self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job-events", daemon=True)
@@ -141,8 +155,13 @@ class _Follower:
 
     def _run(self) -> None:
         try:
+            asked_at = time.monotonic()
             while not self._stop.wait(POLL_S):
                 self._take()
+                if self._should_stop is not None and time.monotonic() - asked_at > STOP_POLL_S:
+                    if self._should_stop():
+                        self._store.ask_to_stop()
+                    asked_at = time.monotonic()
             self._take()
         except Exception as error:  # raised again on the main thread
             self._failure = error

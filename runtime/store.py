@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 
 STORE_TIMEOUT = timedelta(minutes=5)
 _COUNT = "events"
+_STOP = "stop"
 
 
 class JobStore:
@@ -57,6 +58,14 @@ class JobStore:
         """Append an event (plain JSON data)."""
         index = self.tcp.add(_COUNT, 1) - 1
         self.tcp.set(f"event/{index}", json.dumps(event))
+
+    def ask_to_stop(self) -> None:
+        """Tell the workers to save and stop."""
+        self.tcp.set(_STOP, "")
+
+    def asked_to_stop(self) -> bool:
+        """Whether the driver wants them to."""
+        return bool(self.tcp.check([_STOP]))
 
     def new_events(self) -> list[dict[str, Any]]:
         """Events appended since the last call."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from planner.specs.cluster import ClusterSpec
 from planner.specs.errors import RunError
-from runtime.pools import Node, nodes_of_pool
+from runtime.pools import Node, live_nodes, nodes_of_pool
 
 PROBE_S = 8.0
 """An idle node answers within a second; one whose worker processes start anew takes some."""
@@ -79,3 +79,12 @@ def present(cluster: ClusterSpec, nodes: Sequence[Node]) -> ClusterSpec:
         if len(left := tuple(name for name in link.pools if name in names)) > 1
     )
     return cluster.model_copy(update={"pools": tuple(pools), "links": links})
+
+
+class RayNodes:
+    """The connected Ray cluster, as ``runtime.elastic`` looks at it."""
+
+    def present(self, wanted: ClusterSpec, ask: bool) -> ClusterSpec:
+        """See ``runtime.elastic.Cluster``."""
+        nodes = live_nodes()
+        return present(wanted, answering(nodes) if ask else nodes)

@@ -1,45 +1,27 @@
-"""One training run: check everything, run it on Ray, keep its record in one folder."""
+"""One training run: check everything, keep it going on Ray, keep its record in one folder."""
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from planner.specs.base import write_atomically
-from planner.specs.errors import SpecError, UsageError
+from planner.specs.cluster import ClusterSpec
+from planner.specs.errors import HwplanError, SpecError, UsageError
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Plan, save_plan
+from planner.specs.plan import Plan
+from runtime.elastic import Recovery, Supervisor
 from runtime.finite import finite
+from runtime.run_folder import RunFolder
 from trainers.task import TrainTask
 
 Event = dict[str, Any]
+Observer = Callable[[Event], None]
 
-
-def check_folder(path: Path) -> None:
-    """
-    Raises:
-        UsageError: ``path`` is taken, or cannot be made.
-    """
-    existing = next(parent for parent in [path, *path.absolute().parents] if parent.exists())
-    if not existing.is_dir():
-        raise UsageError(
-            f"{existing} is a file", field="--out", value=str(path), fix="name a folder"
-        )
-    if existing == path and any(path.iterdir()):
-        raise UsageError(
-            "this folder is not empty",
-            field="--out",
-            value=str(path),
-            fix="name a new folder, so that no earlier run is overwritten",
-        )
-    if not os.access(existing, os.W_OK):
-        raise UsageError(
-            f"{existing} cannot be written", field="--out", value=str(path), fix="name another one"
-        )
+NO_RESTARTS = Recovery(max_restarts=0)
+REPLAN_GAP = 0.02
+REPLAN_LIMIT_S = 20.0
+"""Nodes stand idle while a plan is made for those that are left."""
 
 
 def check_place(address: str | None, data_paths: Sequence[str] = ()) -> None:
@@ -60,56 +42,6 @@ def check_place(address: str | None, data_paths: Sequence[str] = ()) -> None:
             raise SpecError(
                 "this data file does not exist", file=path, fix="check the path given to --data"
             )
-
-
-class RunFolder:
-    """plan.json, metrics.jsonl (one record per report) and result.json of one run.
-
-    The folder appears when training has begun, so that a run that cannot begin leaves nothing.
-    """
-
-    def __init__(self, path: Path, plan: Plan) -> None:
-        """
-        Raises:
-            UsageError: ``path`` is taken, or cannot be made.
-        """
-        check_folder(path)
-        self.path = path
-        self._plan = plan
-
-    @property
-    def error_file(self) -> Path:
-        """Where tracebacks go."""
-        return self.path / "error.txt"
-
-    def begin(self) -> None:
-        """Make the folder and put the plan into it.
-
-        Raises:
-            SpecError: it cannot be written.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(
-                f"cannot be made: {error.strerror}", file=self.path, fix="give another --out"
-            ) from None
-        save_plan(self._plan, self.path / "plan.json")
-
-    def add_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(finite(record), allow_nan=False) + "\n")
-
-    def end(self, result: Mapping[str, Any]) -> None:
-        """Write result.json."""
-        text = json.dumps(finite(result), indent=2, allow_nan=False)
-        write_atomically(self.path / "result.json", text + "\n")
-
-
-def default_folder(plan: Plan) -> Path:
-    """runs/<model>-<time>, in the current folder."""
-    return Path("runs") / f"{plan.model.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def check_trainable(model: ModelSpec) -> None:
@@ -145,9 +77,14 @@ def train(
     task: TrainTask,
     folder: RunFolder,
     address: str | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Observer = lambda event: None,
+    recovery: Recovery = NO_RESTARTS,
 ) -> dict[str, Any]:
-    """Run ``task`` on the Ray cluster at ``address``, or on an embedded one.
+    """Run ``task`` on the Ray cluster at ``address``, or on an embedded one, until it is done.
+
+    Args:
+        on_event: gets every event after the folder has recorded it.
+        recovery: what is done about failures.
 
     Returns:
         The summary that result.json holds.
@@ -158,27 +95,48 @@ def train(
     check_task(task, address)
     from runtime.embedded import ray_session
 
-    begun = False
+    supervisor: Supervisor
 
     def record(event: Event) -> None:
-        nonlocal begun
-        if not begun and event["kind"] in ("metrics", "result"):
-            folder.begin()
-            begun = True
-        if event["kind"] == "metrics":
-            folder.add_metrics(
-                {key: value for key, value in event.items() if key not in ("kind", "task")}
-            )
+        supervisor.note(event)
+        folder.on_event(event)
         on_event(event)
 
-    with ray_session(task.plan.cluster, address):
-        from runtime.launch import run_tasks
+    try:
+        with ray_session(task.plan.cluster, address):
+            from runtime.launch import run_tasks
+            from runtime.survivors import RayNodes
 
-        (event,) = run_tasks([task], record, folder.error_file)
-    result = summary(task.plan, event)
-    result["out"] = str(folder.path)
+            def run(attempt: TrainTask, should_stop: Callable[[], bool]) -> Event:
+                (event,) = run_tasks([attempt], record, folder.error_file, should_stop=should_stop)
+                return event
+
+            supervisor = Supervisor(
+                task, recovery, RayNodes(), lambda here: plan_again(task.plan, here), run, record
+            )
+            plan, event = supervisor.run()
+    except HwplanError as error:
+        folder.fail(error.problem, error.exit_code)
+        raise
+    result = {**summary(plan, event), "attempts": folder.attempt, "out": str(folder.path)}
     folder.end(result)
     return result
+
+
+def plan_again(plan: Plan, cluster: ClusterSpec) -> Plan:
+    """A plan of the same kind, model and global batch for ``cluster``, within seconds.
+
+    Raises:
+        InfeasibleError: the job does not fit there.
+    """
+    if plan.kind == "naive":
+        from planner.baselines.naive import naive_port
+
+        return naive_port(cluster, plan.model, plan.global_batch)
+    from planner.search import SearchOptions, plan_job
+
+    options = SearchOptions(mip_gap=REPLAN_GAP, time_limit_s=REPLAN_LIMIT_S, cures=False)
+    return plan_job(cluster, plan.model, plan.global_batch, options)
 
 
 def summary(plan: Plan, event: Mapping[str, Any]) -> dict[str, Any]:

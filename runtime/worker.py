@@ -211,7 +211,7 @@ def _run_task(
             if rank == 0:
                 store.put({"kind": "metrics", "task": number, **metrics})
 
-        result = train_rank(task, environment, report)
+        result = train_rank(task, environment, report, store.asked_to_stop)
         if rank == 0:
             store.put(
                 {

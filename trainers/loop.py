@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from planner.specs.errors import RunError
@@ -23,6 +24,7 @@ from trainers.task import TrainResult, TrainTask
 __all__ = ["Bridge", "RankEnv", "train_rank"]
 
 Report = Callable[[dict[str, Any]], None]
+StopAsked = Callable[[], bool]
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Loss, logits and labels of one step."""
 
@@ -169,11 +171,19 @@ class Clock:
             torch.cuda.synchronize(self._device)
 
 
-def train_rank(task: TrainTask, rank: RankEnv, report: Report) -> TrainResult:
+def _never() -> bool:
+    return False
+
+
+def train_rank(
+    task: TrainTask, rank: RankEnv, report: Report, stop_asked: StopAsked = _never
+) -> TrainResult:
     """Train as the plan says and evaluate on the hold-out. Runs on every rank.
 
     ``report`` is called on every rank with the same record every ``log_interval_steps`` and after
     the last step: step, samples, samples_per_s, loss, auc, predicted_step_ms, measured_step_ms.
+    ``stop_asked`` is called as often, on rank 0 alone: once it says so, all ranks end there and
+    evaluate nothing.
 
     Raises:
         SpecError: data or placements that cannot be used. UsageError: a model that cannot be
@@ -184,7 +194,7 @@ def train_rank(task: TrainTask, rank: RankEnv, report: Report) -> TrainResult:
     part = rank_slice(task, rank)
     trainable = set_up(task.plan, rank, task.seed, task.kernel_store)
     try:
-        return _train(task, rank, report, source, part, trainable)
+        return _train(task, rank, report, stop_asked, source, part, trainable)
     finally:
         if trainable.dense_exchange is not None:
             trainable.dense_exchange.close()
@@ -194,6 +204,7 @@ def _train(
     task: TrainTask,
     rank: RankEnv,
     report: Report,
+    stop_asked: StopAsked,
     source: Source,
     part: Slice,
     trainable: Trainable,
@@ -206,7 +217,8 @@ def _train(
     clock = Clock(rank.device, warmup)
     trainable.model.train()
     step, pending, last = 0, 0, quality(torch.empty(0), torch.empty(0))
-    while True:
+    stopped = False
+    while not stopped:
         try:
             outputs = stepper.step()
         except StopIteration:
@@ -217,12 +229,15 @@ def _train(
         if pending == task.log_interval_steps:
             last, pending = window.close(step), 0
             report(_record(task, step, clock, last))
+            stopped = _agreed(stop_asked, rank)
     seconds_per_step = clock.seconds_per_step()
     if pending:
         last = window.close(step)
         report(_record(task, step, clock, last))
     stepper.finish()
-    held_out = evaluate(trainable, rank, source, part, sizes)
+    held_out = quality(torch.empty(0), torch.empty(0))
+    if not stopped:
+        held_out = evaluate(trainable, rank, source, part, sizes)
     shown = held_out if held_out.samples else last
     return TrainResult(
         steps=step,
@@ -240,7 +255,16 @@ def _train(
         dropped_samples=source.report.dropped_samples,
         dense_exchange_bytes=_bytes(trainable.dense_exchange),
         embedding_exchange_bytes=_bytes(trainable.embedding_exchange),
+        stopped_early=stopped,
     )
+
+
+def _agreed(stop_asked: StopAsked, rank: RankEnv) -> bool:
+    """Rank 0's answer, on every rank."""
+    answer = torch.tensor([rank.world_rank == 0 and stop_asked()], dtype=torch.uint8)
+    if rank.world_group.size() > 1:
+        dist.broadcast(answer, 0, group=rank.world_group)
+    return bool(answer)
 
 
 def _bytes(exchange: Any) -> int:

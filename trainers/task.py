@@ -122,3 +122,5 @@ class TrainResult:
     """Gradient bytes given to the bridge by this rank."""
     embedding_exchange_bytes: int
     """Embedding buffer bytes given to the bridge by this rank."""
+    stopped_early: bool = False
+    """It saved and ended because it was asked to."""

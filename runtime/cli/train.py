@@ -103,7 +103,8 @@ def train(
     In Python: runtime.train.train(task, folder).
     """
     with stdout_for_results():
-        from runtime.train import RunFolder, check_folder, check_place, default_folder
+        from runtime.run_folder import RunFolder, check_folder, default_folder
+        from runtime.train import check_place
         from trainers.task import TrainTask, parse_data
 
         source = parse_data(data)

@@ -119,6 +119,11 @@ class StatusFile:
             self.update(state="training", **{name: event[name] for name in fields})
         elif event["kind"] == "checkpoint":
             self.update(checkpoint_step=event["step"])
+        elif event["kind"] == "failure":
+            self.add_incident(event["problem"])
+            self.update(state="recovering")
+        elif event["kind"] == "replanned":
+            self.add_incident(f"planned again: {event['why']}")
 
 
 def first_status(plan: Plan) -> RunStatus:

@@ -15,7 +15,8 @@ from runtime.failures import Cause, JobFailed
 from tests.runtime.plans import plan_for
 from trainers.task import TrainTask
 
-DONE = {"kind": "result", "result": {}}
+DONE = {"kind": "result", "result": {"stopped_early": False}}
+STOPPED = {"kind": "result", "result": {"stopped_early": True}}
 
 
 def cluster_with(fast: int, slow: int) -> ClusterSpec:
@@ -74,7 +75,7 @@ class Script:
             raise outcome
         for _ in range(outcome):
             if should_stop():
-                break
+                return STOPPED
         return DONE
 
 

@@ -11,10 +11,12 @@ from planner.specs.errors import RunError, SpecError, SpecErrors, UsageError
 from planner.specs.plan import load_plan
 from runtime.failures import explain
 from runtime.finite import finite
+from runtime.observe.status import load_status
 from runtime.plan_check import check_fingerprint
 from runtime.pools import Node, slots_for
+from runtime.run_folder import RunFolder
 from runtime.store import JobStore
-from runtime.train import RunFolder, check_task, summary
+from runtime.train import check_task, summary
 from runtime.worker import check_node, describe, own_cores, world_ranks
 from tests.runtime.plans import MODEL, cluster_of, plan_for
 from trainers.task import DataSpec, TrainTask
@@ -114,17 +116,48 @@ def test_job_store_keeps_order_and_gives_each_event_once():
     assert host.new_events() == [{"n": 3}]
 
 
+def record(step: int, loss: float) -> dict:
+    known = {"samples": 64 * step, "auc": None, "samples_per_s": 1.0, "measured_step_ms": 2.0}
+    return {"kind": "metrics", "task": 0, "step": step, "loss": loss, **known}
+
+
 def test_run_folder_appears_only_when_training_begins(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "a", PLAN)
+    folder.on_event({"kind": "attempt", "number": 1, "plan": PLAN})
+    folder.on_event({"kind": "placed", "worker": 0, "pool": "fast"})
+    folder.on_event({"kind": "started", "task": 0})
     assert not folder.path.exists()
-    folder.begin()
-    folder.add_metrics({"step": 1, "loss": math.nan})
-    folder.add_metrics({"step": 2, "loss": 0.5})
+    folder.on_event(record(1, math.nan))
+    folder.on_event(record(2, 0.5))
     folder.end({"auc": math.inf})
     assert load_plan(folder.path / "plan.json").pools.keys() == PLAN.pools.keys()
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in lines] == [None, 0.5]
+    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").open()]
+    assert [line["loss"] for line in lines] == [None, 0.5]
     assert json.loads((folder.path / "result.json").read_text()) == {"auc": None}
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").open()]
+    assert [event["event"] for event in events] == ["attempt", "placed", "started"]
+    assert events[0]["plan"] == PLAN.fingerprint
+    assert load_status(folder.path).state == "finished"
+
+
+def test_run_folder_tells_attempts_apart(tmp_path):
+    folder = RunFolder(tmp_path / "a", PLAN)
+    folder.on_event(record(1, 0.7))
+    folder.on_event({"kind": "failure", "problem": "worker 1 (pool fast) ended", "step": 0})
+    assert load_status(folder.path).state == "recovering"
+    other = PLAN.model_copy(update={"name": "other"})
+    folder.on_event({"kind": "attempt", "number": 2, "plan": other})
+    folder.on_event(record(1, 0.7))
+    lines = [json.loads(line) for line in (folder.path / "metrics.jsonl").open()]
+    assert [line["attempt"] for line in lines] == [1, 2]
+    assert (folder.path / "plan-2.json").exists()
+    folder.fail("no node is left", 4)
+    status = load_status(folder.path)
+    assert (status.state, status.attempt, status.exit_code) == ("failed", 2, 4)
+    assert [text.split(" ", 1)[1] for text in status.incidents] == [
+        "worker 1 (pool fast) ended",
+        "no node is left",
+    ]
 
 
 def test_run_folder_never_overwrites(tmp_path):
