@@ -67,6 +67,7 @@ def run_worker(config: dict[str, Any]) -> None:
                 "worker": index,
                 "pool": slot.pool,
                 "node": address,
+                "pid": os.getpid(),
                 "cores": sorted(os.sched_getaffinity(0)),
             }
         )
