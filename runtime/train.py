@@ -163,6 +163,8 @@ def summary(plan: Plan, event: Mapping[str, Any]) -> dict[str, Any]:
             "step_ms": {"predicted": plan.predicted.step_ms, "measured": result["step_ms"]},
             "exchange": {
                 "dense_bytes": result["dense_exchange_bytes"],
+                "dense_s": result["dense_exchange_s"],
+                "dense_exposed_s": result["dense_exchange_exposed_s"],
                 "embedding_bytes": result["embedding_exchange_bytes"],
                 "bridge_bytes_sent": bridge["bytes"],
                 "bridge_s": bridge["seconds"],

@@ -3,15 +3,20 @@
 DDP sits on the world group and only buckets; a communication hook weights each bucket by the
 rank's share of the global batch and sums it over the bridge on one background thread, so that
 buckets travel in the order in which DDP launches them, on every rank the same.
+
+The exchange is *exposed* from the end of the backward pass (the autograd engine calls back once all
+gradients are computed) until the last bucket has come; the rest of its time is hidden behind it.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -31,6 +36,10 @@ class DenseExchange:
 
     def __init__(self, bridge: Bridge, weight: float, device: torch.device) -> None:
         self.bytes = 0
+        self.busy_s = 0.0
+        """In which buckets travelled or waited for other ranks' (on a GPU: of the host thread)."""
+        self.exposed_s = 0.0
+        self._backward_end_s: float | None = None
         self._bridge = bridge
         self._weight = weight
         self._device = device
@@ -40,30 +49,46 @@ class DenseExchange:
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Queue one bucket; DDP waits for the futures at the end of backward."""
         gradient = bucket.buffer()
+        if bucket.index() == 0:
+            self._backward_end_s = None
+            # Before DDP queues its own wait for the last bucket: callbacks run in order.
+            Variable._execution_engine.queue_callback(self._backward_ended)
         on_gpu = self._stream is not None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[self._device] if on_gpu else []
         )
         ready = torch.cuda.current_stream(self._device).record_event() if on_gpu else None
         self.bytes += gradient.nbytes
-        self._thread.submit(self._run, gradient, ready, future)
+        self._thread.submit(self._run, gradient, ready, future, bucket.is_last())
         return future
+
+    def _backward_ended(self) -> None:
+        self._backward_end_s = time.perf_counter()
 
     def _run(
         self,
         gradient: torch.Tensor,
         ready: torch.cuda.Event | None,
         future: torch.futures.Future[torch.Tensor],
+        last: bool,
     ) -> None:
+        begin = time.perf_counter()
         try:
             # A no-op context without a GPU.
             with torch.cuda.stream(self._stream):
                 if self._stream is not None and ready is not None:
                     self._stream.wait_event(ready)
                 self._bridge.all_reduce_sum(gradient.mul_(self._weight))
+                self._count(begin, last)
                 future.set_result(gradient)
         except Exception as error:  # handed to DDP, which raises it in backward
             future.set_exception(error)
+
+    def _count(self, begin_s: float, last: bool) -> None:
+        now_s = time.perf_counter()
+        self.busy_s += now_s - begin_s
+        if last and self._backward_end_s is not None:
+            self.exposed_s += now_s - self._backward_end_s
 
     def close(self) -> None:
         """Stop the thread."""

@@ -6,7 +6,8 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from planner.specs.errors import RunError
 from trainers.data.batch import Batch
 from trainers.data.source import Slice, Source, open_source
 from trainers.metrics import Quality, gather, quality
+from trainers.pace import OwnWork, Straggler, Watch
 from trainers.rank import Bridge, RankEnv
 from trainers.setup import Trainable, prepare_host, set_up
 from trainers.task import TrainResult, TrainTask
@@ -131,6 +133,9 @@ class Window:
         return quality(both[..., 0].reshape(-1), both[..., 1].reshape(-1))
 
 
+_RECENT_STEPS = 1_000
+
+
 class Clock:
     """Time per step, the warm-up left out (unless the run was no longer than that)."""
 
@@ -138,17 +143,23 @@ class Clock:
         self._device = device
         self._warmup_steps = warmup_steps
         self._start = self._last = time.perf_counter()
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self.step_s: list[float] = []
 
     def tick(self) -> None:
         """End of a step (on a GPU, of queueing it)."""
         now = time.perf_counter()
         self.step_s.append(now - self._last)
+        self._recent.append(now - self._last)
         self._last = now
         if self._warmup_steps and len(self.step_s) == self._warmup_steps:
             self._synchronize()
             self.step_s, self._warmup_steps = [], 0
             self._start = self._last = time.perf_counter()
+
+    def last_steps_s(self, steps: int) -> float:
+        """Mean of the last steps, warm-up or not."""
+        return statistics.fmean(list(self._recent)[-steps:])
 
     def seconds_per_step(self) -> float:
         """Mean, device work included; NaN before the first step."""
@@ -181,7 +192,8 @@ def train_rank(
     """Train as the plan says and evaluate on the hold-out. Runs on every rank.
 
     ``report`` is called on every rank with the same record every ``log_interval_steps`` and after
-    the last step: step, samples, samples_per_s, loss, auc, predicted_step_ms, measured_step_ms.
+    the last step: step, samples, samples_per_s, loss, auc, predicted_step_ms, measured_step_ms,
+    stragglers (``trainers.pace``).
     ``stop_asked`` is called as often, on rank 0 alone: once it says so, all ranks end there and
     evaluate nothing.
 
@@ -211,7 +223,9 @@ def _train(
 ) -> TrainResult:
     plan = task.plan
     sizes = [pool.local_batch for pool in plan.pools.values() for _ in range(pool.ranks)]
-    stepper = Stepper(trainable, rank, source.train_batches(part))
+    own_work = OwnWork(trainable.model.module.head.network, rank.device)
+    watch = Watch(plan, rank)
+    stepper = Stepper(trainable, rank, own_work.timed(source.train_batches(part)))
     window = Window(sizes, rank)
     warmup = task.warmup_steps if task.steps is None else min(task.warmup_steps, task.steps // 2)
     clock = Clock(rank.device, warmup)
@@ -227,8 +241,10 @@ def _train(
         window.add(outputs)
         clock.tick()
         if pending == task.log_interval_steps:
-            last, pending = window.close(step), 0
-            report(_record(task, step, clock, last))
+            last = window.close(step)
+            slow = watch.compare(own_work.take(pending), clock.last_steps_s(pending))
+            report(_record(task, step, clock, last, slow))
+            pending = 0
             stopped = _agreed(stop_asked, rank)
     seconds_per_step = clock.seconds_per_step()
     if pending:
@@ -238,7 +254,7 @@ def _train(
     held_out = quality(torch.empty(0), torch.empty(0))
     if not stopped:
         held_out = evaluate(trainable, rank, source, part, sizes)
-    shown = held_out if held_out.samples else last
+    shown, dense = held_out if held_out.samples else last, trainable.dense_exchange
     return TrainResult(
         steps=step,
         samples=step * plan.global_batch,
@@ -254,6 +270,8 @@ def _train(
         malformed_examples=tuple(source.report.malformed_examples),
         dropped_samples=source.report.dropped_samples,
         dense_exchange_bytes=_bytes(trainable.dense_exchange),
+        dense_exchange_s=dense.busy_s if dense else 0.0,
+        dense_exchange_exposed_s=dense.exposed_s if dense else 0.0,
         embedding_exchange_bytes=_bytes(trainable.embedding_exchange),
         stopped_early=stopped,
     )
@@ -271,7 +289,9 @@ def _bytes(exchange: Any) -> int:
     return 0 if exchange is None else int(exchange.bytes)
 
 
-def _record(task: TrainTask, step: int, clock: Clock, window: Quality) -> dict[str, Any]:
+def _record(
+    task: TrainTask, step: int, clock: Clock, window: Quality, slow: Sequence[Straggler] = ()
+) -> dict[str, Any]:
     measured_s = clock.seconds_per_step()
     known = not math.isnan(measured_s)
     return {
@@ -282,6 +302,7 @@ def _record(task: TrainTask, step: int, clock: Clock, window: Quality) -> dict[s
         "auc": window.auc,
         "predicted_step_ms": task.plan.predicted.step_ms,
         "measured_step_ms": 1e3 * measured_s if known else None,
+        "stragglers": [asdict(one) for one in slow],
     }
 
 

@@ -120,6 +120,10 @@ class TrainResult:
     """Left over at the end, fewer than one global batch."""
     dense_exchange_bytes: int
     """Gradient bytes given to the bridge by this rank."""
+    dense_exchange_s: float
+    """Wall time of this rank's gradient exchange, waits for other ranks included."""
+    dense_exchange_exposed_s: float
+    """The part of it after the end of backward."""
     embedding_exchange_bytes: int
     """Embedding buffer bytes given to the bridge by this rank."""
     stopped_early: bool = False

@@ -212,6 +212,8 @@ def test_summary_has_the_promised_fields():
         "dropped_samples": 0,
         "step_ms": 7.0,
         "dense_exchange_bytes": 1,
+        "dense_exchange_s": 0.5,
+        "dense_exchange_exposed_s": 0.1,
         "embedding_exchange_bytes": 2,
     }
     bridge = {"calls": 4, "bytes": 5, "seconds": 6.0}

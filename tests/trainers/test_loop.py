@@ -40,11 +40,21 @@ def test_records_and_result(world_of_one: None) -> None:
         "auc",
         "predicted_step_ms",
         "measured_step_ms",
+        "stragglers",
     }
     assert result.steps == 45 and result.samples_per_s > 0 and result.step_ms > 0
     assert result.metrics_on == "holdout" and result.eval_samples == 5 * 256
     assert result.auc is not None and result.auc > 0.6
     assert result.ne is not None and result.ne < 0.98
+
+
+def test_stops_where_it_is_asked_to(world_of_one: None) -> None:
+    model, records, answers = model_of(), [], iter([False, True])
+    plan = plan_of({"p": (1, 256, whole_on_rank_0(model))}, model)
+    task = TrainTask(plan, steps=40, log_interval_steps=5)
+    result = train_rank(task, rank_env(plan, 0), records.append, lambda: next(answers))
+    assert result.stopped_early and result.steps == 10 and result.eval_samples == 0
+    assert [record["step"] for record in records] == [5, 10]
 
 
 def test_without_holdout(world_of_one: None) -> None:
@@ -55,7 +65,7 @@ def test_without_holdout(world_of_one: None) -> None:
 
 def test_divergence_names_the_step(world_of_one: None) -> None:
     with pytest.raises(RunError, match=r"step \d+ are not finite") as error:
-        train(model_of(rate=1e20), [], steps=30)
+        train(model_of(rate=1e3), [], steps=60)
     assert error.value.exit_code == 4
 
 
