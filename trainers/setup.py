@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingEnv
 
 from planner.specs.plan import Plan
@@ -28,6 +27,7 @@ from trainers.optimizers import (
 from trainers.placement import sharding_plan
 from trainers.policy import ComputePolicy, communication_codecs
 from trainers.rank import RankEnv
+from trainers.sharder import TableSharder
 from trainers.shards import Shard, initialise, local_shards
 
 _STATES = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": 1, "adam": 2}
@@ -78,9 +78,7 @@ def set_up(plan: Plan, rank: RankEnv, seed: int, kernel_store: str | None = None
         device=rank.device,
         plan=shardings,
         sharders=[
-            EmbeddingBagCollectionSharder(
-                qcomm_codecs_registry=communication_codecs(pool.policy, rank.device)
-            )
+            TableSharder(qcomm_codecs_registry=communication_codecs(pool.policy, rank.device))
         ],
         data_parallel_wrapper=wrapper,
     )
