@@ -86,6 +86,8 @@ class League(Spec):
 
     name: str
     """Of the cluster, or of a pool."""
+    replica_groups: PositiveInt = 1
+    """Of a pool: this is one of so many alike."""
     ranks: PositiveInt
     samples: PositiveInt
     """Per step."""
@@ -191,7 +193,9 @@ def _pool_league(
     in_job_s = evaluate({name: alone}, {name: planned.placements[name]}).step_s
     if placements is None or in_job_s < evaluate({name: alone}, {name: placements}).step_s:
         placements = planned.placements[name]
-    return league(name, {name: alone}, [Entry(ILP, {name: placements}), *others], bound_s, rate)
+    entries = [Entry(ILP, {name: placements}), *others]
+    found = league(name, {name: alone}, entries, bound_s, rate)
+    return found.model_copy(update={"replica_groups": ctx.replica_groups})
 
 
 def solve_alone(ctx: PoolContext, options: SearchOptions) -> tuple[float, Placements | None]:

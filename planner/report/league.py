@@ -33,7 +33,9 @@ def render_leagues(found: Sequence[League], console: Console, remark: str = "") 
 
 
 def _league(league: League, console: Console) -> None:
-    section(console, f"{league.name}: {league.ranks} ranks, {league.samples:,} samples per step")
+    groups = league.replica_groups
+    title = league.name if groups == 1 else f"{league.name}, one of {groups} replica groups"
+    section(console, f"{title}: {league.ranks} ranks, {league.samples:,} samples per step")
     indented(
         console,
         f"no placement is faster than {milliseconds(league.lower_bound_ms)} ms; "

@@ -41,8 +41,9 @@ def test_job_first_then_every_pool_alone(
 ) -> None:
     job, *pools = found
     assert [one.name for one in found] == ["two_vendors", "amd", "nvidia"]
-    assert job.samples == sum(pool.samples for pool in pools) == 12 * 8192
-    assert [pool.ranks for pool in pools] == [pool.devices for pool in two_vendors.pools]
+    assert job.samples == sum(p.samples * p.replica_groups for p in pools) == 12 * 8192
+    devices = [pool.devices for pool in two_vendors.pools]
+    assert [pool.ranks * pool.replica_groups for pool in pools] == devices
     assert job.standings[0].step_ms is not None
     for pool in pools:
         assert pool.standings[0].step_ms is not None

@@ -91,8 +91,13 @@ def test_recipes_that_differ_between_vendors() -> None:
     assert load_model("dlrm_kaggle").precision.compute[0] is Dtype.FP32
 
 
-def test_only_wukong_cannot_be_trained() -> None:
-    assert [n for n in names_in(MODELS) if not load_model(n).trainable] == ["wukong_criteo"]
+def test_only_two_cannot_be_trained_and_say_why() -> None:
+    why_not = {name: load_model(name).why_not_trainable for name in names_in(MODELS)}
+    assert {name: text for name, text in why_not.items() if text} == {
+        "deepfm_criteo": "table cat_0 has embedding_dim 10, and FBGEMM's kernels train multiples "
+        "of 4",
+        "wukong_criteo": "architecture wukong",
+    }
 
 
 def test_groups_expand_and_features_get_names() -> None:

@@ -49,12 +49,13 @@ TINY = ModelSpec(
 
 
 def cpu_pool(name: str, nodes: int, workers: int, **fields: Any) -> PoolSpec:
-    """Nodes with a core and 4 GiB for each worker."""
+    """Nodes with a core and 4 GiB for each worker; pools of other names have other cores."""
+    first = sum(name.encode()) % 1000
     return PoolSpec(
         name=name,
         nodes=nodes,
         devices_per_node=workers,
-        cpu_cores=tuple(range(workers)),
+        cpu_cores=tuple(range(first, first + workers)),
         host_memory_gib_per_node=4.0 * workers,
         **{"device": "cpu", **fields},
     )
