@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from planner.cost.triton_gemm import Products, seconds
 from planner.cost.triton_machine import triton_machine
 from planner.kernels.candidates import tile_candidates
 from planner.kernels.resources import TileArrays, architecture, fitting
-from planner.specs.device import Constant, DeviceProfile, LoopProfile, Provenance, TritonProfile
+from planner.specs.device import Constant, DeviceProfile, Provenance, TritonProfile
 from planner.specs.kernels import Gemm, Layout
 from planner.specs.load import load_device
 from planner.specs.units import Dtype
@@ -154,29 +154,29 @@ def loop_of(dtype: Dtype, gemm: Gemm) -> str:
 def profile(constants: Constants, source: str, error: float | None) -> TritonProfile:
     """The section ``triton`` with these constants."""
 
-    def fitted(value: float) -> Constant:
-        return Constant(
-            value=float(f"{value:.4g}"),
-            provenance=Provenance.MEASURED_FIT,
-            source=source,
-            error=error,
-        )
+    def fitted(value: float) -> dict[str, Any]:
+        return {
+            "value": float(f"{value:.4g}"),
+            "provenance": Provenance.MEASURED_FIT,
+            "source": source,
+            "error": error,
+        }
 
-    def assumed(value: float, why: str) -> Constant:
-        return Constant(value=value, provenance=Provenance.ASSUMED, source=why)
+    def assumed(value: float, why: str) -> dict[str, Any]:
+        return {"value": value, "provenance": Provenance.ASSUMED, "source": why}
 
     loops = {
-        loop: LoopProfile(**{name: fitted(constants[f"{loop}.{name}"]) for name in LOOP_START})
-        for loop in LOOPS
+        loop: {name: fitted(constants[f"{loop}.{name}"]) for name in LOOP_START} for loop in LOOPS
     }
-    return TritonProfile(
-        **{name: fitted(constants[name]) for name in DEVICE_START},
-        vector_efficiency=assumed(VECTOR_EFFICIENCY, "no fp32 tile was measured"),
-        margin=assumed(
-            MARGIN,
-            "no tile that is chosen with it on the sweep is slower than the vendor",
-        ),
-        loops=loops,  # type: ignore[arg-type]
+    return TritonProfile.model_validate(
+        {
+            **{name: fitted(constants[name]) for name in DEVICE_START},
+            "vector_efficiency": assumed(VECTOR_EFFICIENCY, "no fp32 tile was measured"),
+            "margin": assumed(
+                MARGIN, "no tile that is chosen with it on the sweep is slower than the vendor"
+            ),
+            "loops": loops,
+        }
     )
 
 

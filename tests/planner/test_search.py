@@ -211,7 +211,9 @@ def test_unreachable_batch_names_the_nearest(small: ModelSpec) -> None:
         name="even",
         pools=(PoolSpec(name="eight", device="h100", nodes=1, devices_per_node=8),),
     )
-    with pytest.raises(InfeasibleError, match=r"all devices reach: 96 or 104 \(got 100\)") as caught:
+    with pytest.raises(
+        InfeasibleError, match=r"all devices reach: 96 or 104 \(got 100\)"
+    ) as caught:
         plan_job(cluster, small, 100, SearchOptions(matched=True))
     assert caught.value.exit_code == 3
 
