@@ -279,14 +279,14 @@ class Search:
         split = crew.balanced(box)
         point = tuple((batch, batch) for batch in split)
         point_s = crew.bound_s(point)
-        closes = point_s <= bound_s * (1 + self.options.mip_gap / 4)
-        if closes and not self._good_enough(bound_s):
-            # The last look at this box: whatever is better than the best so far brings it nearer.
+        tight_s = bound_s * (1 + self.options.mip_gap / 4)
+        if point_s <= tight_s and not self._good_enough(bound_s):
+            # Maybe the last look at this box: whatever is better than the best brings it nearer.
             best_s = self.best.step_s if self.best else float("inf")
             self.score(crew, split, Goal(hopeless_s=best_s))
         elif not self._good_enough(point_s):
             self.score(crew, split)
-        if closes:
+        if crew.bound_s(point) <= tight_s:
             # The box's bound is as good as its split's own: cutting would prove nothing more.
             self.closed_s = min(self.closed_s, bound_s)
             return
