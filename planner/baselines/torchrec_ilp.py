@@ -32,7 +32,7 @@ from planner.cost.context import PoolContext
 from planner.cost.load import Piece, PlacementOption, RankLoad, Scope
 from planner.cost.step import Operation, StepGraph
 from planner.ilp.options import equal_tables
-from planner.ilp.pool import solve_pool
+from planner.ilp.packing import solve_by_patterns
 from planner.ilp.program import PoolProgram, TableClass
 from planner.ilp.solve import SolverOptions, Status
 from planner.specs.errors import InfeasibleError
@@ -67,7 +67,7 @@ def torchrec_optimum(ctx: PoolContext, options: SolverOptions) -> TorchRecOptimu
         InfeasibleError: a table's constraints leave no option.
     """
     ctx = ctx.sharding_group
-    solution = solve_pool(torchrec_program(ctx), options)
+    solution = solve_by_patterns(torchrec_program(ctx), options)
     placements = None
     if solution.program is not None and solution.assignment is not None:
         placements = placements_of(ctx, solution.program, solution.assignment)

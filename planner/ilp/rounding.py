@@ -154,6 +154,39 @@ def round_to_ranks(
     return tuple(tuple(choices) for choices in found)
 
 
+def complete(program: PoolProgram, chosen: Sequence[Sequence[Choice | None]]) -> Assignment | None:
+    """Tables without a choice given the option and places under which the step is shortest, one
+    by one; None if there is no room."""
+    missing = [(g, t) for g, row in enumerate(chosen) for t, one in enumerate(row) if one is None]
+    choices = [[one or Choice(0, ()) for one in row] for row in chosen]
+    placed = tuple(tuple(one for one in row if one is not None) for row in chosen)
+    loads = program.rank_loads(placed)
+    ranks = Ranks(program, weights(program, loads.mean(axis=0)))
+    ranks.loads = loads
+    if not program.fits(loads):
+        return None
+    for g, t in missing:
+        if not _insert(ranks, choices, g, t):
+            return None
+    return tuple(tuple(row) for row in choices)
+
+
+def _insert(ranks: Ranks, choices: list[list[Choice]], g: int, t: int) -> bool:
+    """Give table t of class g, which is nowhere, its best option and places; whether any fits."""
+    bare, best, best_loads = ranks.loads.copy(), None, ranks.loads
+    score = (np.inf, np.inf)
+    for o, option in enumerate(ranks.program.loads[g]):
+        ranks.loads = bare.copy()
+        places = ranks.put(option, len(ranks.program.classes[g].options[o].pieces))
+        if places is not None and ranks.score < score:
+            score, best, best_loads = ranks.score, Choice(o, places), ranks.loads
+    ranks.loads = best_loads
+    if best is None:
+        return False
+    choices[g][t] = best
+    return True
+
+
 def lighten(program: PoolProgram, assignment: Assignment) -> Assignment:
     """Tables one by one in the option and places that load the ranks least, the step no longer.
 

@@ -13,9 +13,12 @@ import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pulp
+
+if TYPE_CHECKING:
+    import highspy
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -84,6 +87,23 @@ def _quiet_highs() -> None:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
+
+
+def new_highs(seed: int) -> highspy.Highs:
+    """A silent HiGHS object on one thread, to be filled directly: what is solved again and again
+    with few changes keeps its basis.
+
+    Raises:
+        ImportError: highspy is not installed.
+    """
+    import highspy
+
+    _quiet_highs()
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("random_seed", seed)
+    return highs
 
 
 def _run_highs(problem: pulp.LpProblem, options: SolverOptions, relaxed: bool) -> Outcome:
