@@ -16,7 +16,7 @@ from runtime.run_folder import RunFolder
 from trainers.task import TrainTask
 
 Event = dict[str, Any]
-Observer = Callable[[Event], None]
+Observer = Callable[[Event], object]
 
 NO_RESTARTS = Recovery(max_restarts=0)
 REPLAN_GAP = 0.02
@@ -77,13 +77,13 @@ def train(
     task: TrainTask,
     folder: RunFolder,
     address: str | None = None,
-    on_event: Observer = lambda event: None,
+    observers: Sequence[Observer] = (),
     recovery: Recovery = NO_RESTARTS,
 ) -> dict[str, Any]:
     """Run ``task`` on the Ray cluster at ``address``, or on an embedded one, until it is done.
 
     Args:
-        on_event: gets every event after the folder has recorded it.
+        observers: get every event after the folder has recorded it.
         recovery: what is done about failures.
 
     Returns:
@@ -100,7 +100,8 @@ def train(
     def record(event: Event) -> None:
         supervisor.note(event)
         folder.on_event(event)
-        on_event(event)
+        for observer in observers:
+            observer(event)
 
     try:
         with ray_session(task.plan.cluster, address):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from planner.specs.plan import Plan
 from trainers.task import DEFAULT_SYNTHETIC_STEPS, TrainTask
 
 PLAIN_INTERVAL_S = 5.0
@@ -20,6 +21,10 @@ PLAIN_INTERVAL_S = 5.0
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _pools(plan: Plan) -> str:
+    return ", ".join(f"{n} {p.ranks} x {p.local_batch}" for n, p in plan.pools.items())
 
 
 class Progress:
@@ -58,6 +63,20 @@ class Progress:
             last = event["step"] == self._steps
             if self._status is not None or last or self._due():
                 self._show(self.line(event))
+            for slow in event["stragglers"]:
+                self._say(
+                    f"slow: rank {slow['rank']} (pool {slow['pool']}, rank {slow['pool_rank']}) "
+                    f"takes {slow['own_ms']:.1f} ms a step for {slow['part']}, "
+                    f"usual are {slow['usual_ms']:.1f} ms"
+                )
+        elif event["kind"] == "checkpoint":
+            self._show(f"step {event['step']}: checkpoint saved")
+        elif event["kind"] == "failure":
+            self._say(f"failed: {event['problem']}")
+        elif event["kind"] == "replanned":
+            self._say(f"{event['why']}: planned again, {_pools(event['plan'])}")
+        elif event["kind"] == "attempt" and event["number"] > 1:
+            self._say(f"attempt {event['number']}: starting the workers again …")
 
     def line(self, record: Mapping[str, Any]) -> str:
         """step, samples/s, loss, AUC, predicted and measured step time."""
@@ -69,6 +88,13 @@ class Progress:
             f"step {_number(record['measured_step_ms'], '.2f')} ms "
             f"(predicted {_number(record['predicted_step_ms'], '.2f')})"
         )
+
+    def _say(self, text: str) -> None:
+        """A line that stays."""
+        if self._status is not None:
+            self._status.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def _due(self) -> bool:
         return time.monotonic() - self._printed_at >= PLAIN_INTERVAL_S
@@ -104,6 +130,8 @@ def render_result(result: Mapping[str, Any], console: Console) -> None:
         ),
         "bridge": f"{exchange['bridge_bytes_sent'] / 1e6:,.1f} MB sent by rank 0 in "
         f"{exchange['bridge_s']:.2f} s",
+        "dense exchange": f"{exchange['dense_s']:.2f} s, "
+        f"{exchange['dense_exposed_s']:.2f} s of it not hidden behind backward",
         "record": result["out"],
     }
     for name, value in rows.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,17 @@ from runtime.stdout import stdout_for_results
 
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
+
+
+RESERVE = 0.05
+"""Of a device's memory, left free besides after it ran out."""
+
+
+class OnOutOfMemory(StrEnum):
+    """What to do when a device's memory does not suffice after all."""
+
+    STOP = "stop"
+    REPLAN = "replan"
 
 
 def train(
@@ -94,6 +106,31 @@ def train(
             help="Execute the plan even if cluster, model, profiles or hwplan changed since.",
         ),
     ] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            metavar="N",
+            min=0,
+            help="After a worker or node is lost or hangs, start again from the last checkpoint, "
+            "planning again if nodes are missing: so often without a checkpoint between.",
+        ),
+    ] = 0,
+    on_out_of_memory: Annotated[
+        OnOutOfMemory,
+        typer.Option(
+            "--on-out-of-memory",
+            help="stop, or replan: plan again with 5 % more of every device's memory left free.",
+        ),
+    ] = OnOutOfMemory.STOP,
+    mllog: Annotated[
+        Path | None,
+        typer.Option("--mllog", metavar="FILE", help="Write MLPerf's :::MLLOG lines there."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's curves there."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model as a plan says, on Ray.
@@ -113,6 +150,8 @@ def train(
             check_folder(out)
         chosen = _plan_of(plan, cluster, model, global_batch, ignore_fingerprint)
         from runtime.cli.progress import Progress, render_result
+        from runtime.elastic import Recovery
+        from runtime.observe.several import observers
         from runtime.train import train as run
 
         task = TrainTask(
@@ -125,8 +164,12 @@ def train(
             kernel_store=_checked_store(kernels, plan, chosen),
         )
         folder = RunFolder(out if out is not None else default_folder(chosen), chosen)
-        with Progress(task) as progress:
-            result = run(task, folder, address, progress.on_event)
+        recovery = Recovery(
+            max_restarts=max_restarts,
+            reserve_after_oom=RESERVE if on_out_of_memory is OnOutOfMemory.REPLAN else 0.0,
+        )
+        with Progress(task) as progress, observers(chosen, seed, mllog, tensorboard) as others:
+            result = run(task, folder, address, (progress.on_event, *others), recovery)
     if result["malformed_lines"]:
         examples = ", ".join(result["malformed_examples"])
         print(
