@@ -203,6 +203,16 @@ def _run_task(
         )
         if rank == 0:
             store.put({"kind": "started", "task": number})
+        measured = bridge.measure()
+        if rank == 0 and measured is not None and plan.cluster.bridge is not None:
+            store.put(
+                {
+                    "kind": "bridge",
+                    "task": number,
+                    "measured_bytes_per_s": measured,
+                    "planned_bytes_per_s": plan.cluster.bridge.bytes_per_s,
+                }
+            )
 
         published = RankMetrics(job.name, pool, rank, plan.pools[pool].local_batch)
 

@@ -17,6 +17,8 @@ from trainers.task import DEFAULT_SYNTHETIC_STEPS, TrainTask
 
 PLAIN_INTERVAL_S = 5.0
 """Between lines where stderr is no terminal."""
+SLOW_BRIDGE = 0.8
+"""Share of the planned bandwidth below which a bridge is worth a line."""
 
 
 def _number(value: float | None, form: str) -> str:
@@ -68,6 +70,13 @@ class Progress:
                     f"slow: rank {slow['rank']} (pool {slow['pool']}, rank {slow['pool_rank']}) "
                     f"takes {slow['own_ms']:.1f} ms a step for {slow['part']}, "
                     f"usual are {slow['usual_ms']:.1f} ms"
+                )
+        elif event["kind"] == "bridge":
+            measured, planned = event["measured_bytes_per_s"], event["planned_bytes_per_s"]
+            if measured < SLOW_BRIDGE * planned:
+                self._say(
+                    f"the bridge carries {measured * 8e-9:.2f} Gbit/s, the plan counts on "
+                    f"{planned * 8e-9:.2f}: set bridge.gbps in the cluster file and plan again"
                 )
         elif event["kind"] == "checkpoint":
             self._show(f"step {event['step']}: checkpoint saved")

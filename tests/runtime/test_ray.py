@@ -66,6 +66,10 @@ class TestOnOneCluster:
             CORES[-1:],
             CORES[-1:],
         ]
+        bridges = [event for event in events if event["kind"] == "bridge"]
+        assert [event["task"] for event in bridges] == [0, 2, 3], "a single pool has no bridge"
+        assert all(event["measured_bytes_per_s"] > 1e6 for event in bridges)
+        assert bridges[0]["planned_bytes_per_s"] == 1e9
         results = [event for event in events if event["kind"] == "result"]
         assert [result["task"] for result in results] == [0, 1, 2]
         assert [result["result"]["samples"] for result in results] == [6 * 64, 6 * 32, 6 * 64]
