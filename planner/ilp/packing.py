@@ -16,18 +16,16 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from planner.ilp.balance import balance
-from planner.ilp.bounds import SAFETY, relax, without_hopeless
+from planner.ilp.bounds import SAFETY, lean, relax, without_hopeless
 from planner.ilp.combine import Combination, patterns_of
 from planner.ilp.patterns import Packing, Region, Relaxed
-from planner.ilp.pool import Goal, PoolSolution, solve_pool
+from planner.ilp.pool import INFEASIBLE, Found, Goal, PoolSolution, Refinement, solve_pool
 from planner.ilp.program import Assignment, PoolProgram
-from planner.ilp.rounding import lighten
-from planner.ilp.solve import SolverOptions, Status, run
+from planner.ilp.solve import SolverOptions, run
 
 NODES = 200
 """Nodes of the search."""
@@ -40,6 +38,8 @@ MOST_COMBINATIONS = 4000
 STEP = 1e-4
 """Share by which f is extended beyond where it is known to be the same."""
 WHOLE = 1e-6
+NODE_EFFORT = 20_000
+"""Branch-and-bound nodes, times variables, of a program that tells nodes apart."""
 GUESS = 16
 """The first step looked for where none is known, over the bound."""
 
@@ -57,34 +57,31 @@ class _Node:
 def solve_by_patterns(program: PoolProgram, options: SolverOptions) -> PoolSolution:
     """The shortest step of one pool whose step is the slowest rank's load of one component.
 
-    What the aggregate program gives, if that is within the gap; else improved with patterns, where
+    What the aggregate programs give, if that is within the gap; else improved with patterns, where
     HiGHS is the solver.
     """
-    deadline = time.monotonic() + options.time_limit_s
-    quick = solve_pool(program, options, goal=Goal(quick=True))
     usable = without_hopeless(program)
-    if usable is None or quick.status in ("optimal", "infeasible"):
-        return quick
+    if usable is None:
+        return INFEASIBLE
     if options.name != "highs":
         return solve_pool(program, options)
-    bound_s = max(quick.bound_s, relax(usable, memory=True).step_s)
-    search = _Search(usable, min(quick.step_s, GUESS * bound_s), bound_s, options, deadline)
-    if quick.program is not None and quick.assignment is not None:
-        search.learn(quick.program, quick.assignment)
-    bound_s = search.run()
-    if search.assignment is None:
-        return replace(quick, **_proven(quick.step_s, bound_s, options))
-    assignment = lighten(usable, search.assignment)
-    step_s = usable.step_s(usable.rank_loads(assignment))
-    return PoolSolution(usable, assignment, **_proven(step_s, bound_s, options))
-
-
-def _proven(step_s: float, bound_s: float, options: SolverOptions) -> dict[str, Any]:
-    """Step, bound and status."""
-    bound_s = min(bound_s, step_s)
-    done = step_s <= bound_s * (1 + options.mip_gap) * (1 + 1e-9)
-    found: Status = "feasible" if step_s < float("inf") else "unknown"
-    return {"step_s": step_s, "bound_s": bound_s, "status": "optimal" if done else found}
+    first = Refinement(options, Goal())
+    for part, memory in ((lean(usable), False), (usable, True)):
+        if not first.done:
+            first.aggregate(part, memory)
+        if not first.done and usable.nodes > 1:
+            first.tell_nodes_apart(NODE_EFFORT)
+    if first.done or first.bound_s == float("inf"):
+        return first.solution()
+    bound_s = max(first.bound_s, relax(usable, memory=True).step_s)
+    step_s = GUESS * bound_s if first.best is None else first.best.step_s
+    search = _Search(usable, step_s, bound_s, options, first.deadline)
+    if first.best is not None:
+        search.learn(first.best.program, first.best.assignment)
+    first.bound_s = max(first.bound_s, search.run())
+    if search.assignment is not None:
+        first.best = Found(usable, search.assignment, search.best * search.unit_s)
+    return first.solution()
 
 
 class _Search:

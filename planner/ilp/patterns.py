@@ -28,11 +28,12 @@ times the largest gain of any pattern, holds at every iteration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.load import Scope
 from planner.ilp.program import HBM, HOST, Floats, PoolProgram
@@ -42,6 +43,8 @@ ROUNDS = 400
 """Patterns made for one value of d at most."""
 CLOSE = 2e-4
 """Share of the step up to which a gain of further patterns is not sought."""
+BUCKETS = 256
+"""Parts into which the room in time is cut to find good patterns."""
 DEARER = 4.0
 """Factor on the price of pieces left out when some are."""
 
@@ -266,7 +269,8 @@ class Packing:
             self.master.changeColBounds(self.first_pattern + index, 0.0, high)
         with np.errstate(divide="ignore", invalid="ignore"):
             fit = np.where(self.loads > 0, room * (1 + TOLERANCE) / self.loads, np.inf)
-        for j, most in enumerate(np.minimum(np.floor(fit.min(axis=1)), self.most)):
+        self.room, self.fitting = room, np.minimum(np.floor(fit.min(axis=1)), self.most)
+        for j, most in enumerate(self.fitting):
             self.knapsack.changeColBounds(j, 0.0, float(most))
         for b in range(3):
             self.knapsack.changeRowBounds(b, -FREE, float(room[b]))
@@ -285,6 +289,10 @@ class Packing:
             duals = np.array(self.master.getSolution().row_dual)
             worth = np.maximum(duals[self.first_kind : self.nodes_row], 0.0) * self.per_node
             asked = -float(duals[self.nodes_row])
+            pattern = self._good_pattern(worth)
+            if float(worth @ pattern) > asked + CLOSE * (d + value) / self.program.nodes:
+                self.add(pattern)
+                continue
             pattern, most = self._best_pattern(worth)
             bound = max(bound, value - self.program.nodes * max(0.0, most - asked))
             if bound >= enough:
@@ -311,6 +319,34 @@ class Packing:
         x = {key: float(values[column]) for key, column in self.x.items()}
         return Relaxed(bound, value, complete, tuple(top.tolist()), (hbm, host), x)
 
+    def _good_pattern(self, worth: Floats) -> Floats:
+        """A pattern that is worth much: by dynamic programming over time in ``BUCKETS``."""
+        rank = self._stack(worth * ~self.on_nodes)
+        if not self.on_nodes.any():
+            return rank.pattern(BUCKETS)
+        node = self._stack(worth * self.on_nodes)
+        both = node.worth + rank.worth[::-1]
+        both[((node.memory + rank.memory[::-1]) > self.room[1:]).any(axis=1)] = -1.0
+        used = int(both.argmax())
+        return node.pattern(used) + rank.pattern(BUCKETS - used)
+
+    def _stack(self, worth: Floats) -> _Stack:
+        """Pieces of positive worth, by what they are worth per time."""
+        usable = np.flatnonzero((worth > 0) & (self.fitting > 0))
+        width = self.room[0] / BUCKETS
+        return _stack(
+            len(self.kinds),
+            [
+                (int(j), many)
+                for j in usable[np.argsort(-worth[usable] / self.loads[usable, 0])]
+                for many in _doublings(int(self.fitting[j]))
+            ],
+            np.ceil(self.loads[:, 0] / width * (1 - TOLERANCE)).astype(int),
+            self.loads[:, 1:],
+            worth,
+            self.room[1:],
+        )
+
     def _best_pattern(self, worth: Floats) -> tuple[Floats, float]:
         """The pattern that is worth most, and an upper bound of what any is worth."""
         scale = max(float(worth.max(initial=0.0)), 1e-12)
@@ -333,6 +369,60 @@ class Packing:
         for j, price in enumerate(self.price):
             self.master.changeColCost(self.left_out + j, float(price))
         return True
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """For every number of buckets: the worth and memory of the pieces that fill at most so many,
+    and what they are."""
+
+    worth: Floats
+    """[BUCKETS + 1]"""
+    memory: Floats
+    """[BUCKETS + 1, 2]"""
+    pieces: Floats
+    """Of each kind; [BUCKETS + 1, J]"""
+
+    def pattern(self, buckets: int) -> Floats:
+        """What was found for so many buckets."""
+        found: Floats = self.pieces[buckets].copy()
+        return found
+
+
+def _doublings(count: int) -> Iterator[int]:
+    """Parts of a count that add up to every number up to it: 1, 2, 4, ... and the rest."""
+    part = 1
+    while count > 0:
+        yield min(part, count)
+        count -= part
+        part *= 2
+
+
+def _stack(
+    kinds: int,
+    items: list[tuple[int, int]],
+    buckets: NDArray[np.int64],
+    memory: Floats,
+    worth: Floats,
+    room: Floats,
+) -> _Stack:
+    """Dynamic program over items (kind, pieces of it); the memory of each state is that of its own
+    pieces, so the result is good, not best, where memory is short."""
+    best, held = np.zeros(BUCKETS + 1), np.zeros((BUCKETS + 1, 2))
+    pieces = np.zeros((BUCKETS + 1, kinds))
+    for j, many in items:
+        size = int(buckets[j]) * many
+        if size > BUCKETS:
+            continue
+        gained = best[: BUCKETS + 1 - size] + worth[j] * many
+        grown = held[: BUCKETS + 1 - size] + memory[j] * many
+        better = (gained > best[size:]) & (grown <= room).all(axis=1)
+        at = np.flatnonzero(better)
+        pieces[at + size] = pieces[at]
+        pieces[at + size, j] += many
+        held[at + size] = grown[at]
+        best[at + size] = gained[at]
+    return _Stack(best, held, pieces)
 
 
 def _row(solver: highspy.Highs, low: float, high: float, terms: dict[int, float]) -> None:

@@ -101,11 +101,11 @@ def solve_pool(
         goal: stop as soon as it is reached, or out of reach.
     """
     goal = goal or Goal()
-    refinement = _Refinement(options, goal)
+    refinement = Refinement(options, goal)
     usable = None if program is None else without_hopeless(program)
     if usable is not None:
         refinement.aggregate(lean(usable), memory=False)
-        if not (refinement.done or goal.quick or _is_small(usable)):
+        if not (refinement.done or goal.quick or is_small(usable)):
             refinement.tell_nodes_apart()
             refinement.stratify()
         if refinement.done:
@@ -115,7 +115,7 @@ def solve_pool(
         usable = None if widest is None else without_hopeless(widest)
     if usable is None:
         return INFEASIBLE
-    small = _is_small(usable)
+    small = is_small(usable)
     if small or refinement.crowded:
         refinement.aggregate(usable, memory=True)
     if not (refinement.done or goal.quick):
@@ -127,7 +127,7 @@ def solve_pool(
     return refinement.solution()
 
 
-class _Refinement:
+class Refinement:
     """The best placement so far and the largest bound."""
 
     def __init__(self, options: SolverOptions, goal: Goal) -> None:
@@ -211,14 +211,18 @@ class _Refinement:
         if whole is not None:
             self._solved = (whole, memory) if whole.solved else None
 
-    def tell_nodes_apart(self) -> None:
-        """Step 2, its first part, for the program of the last step 1 or 3."""
+    def tell_nodes_apart(self, effort: int = NODE_EFFORT) -> None:
+        """Step 2, its first part, for the program of the last step 1 or 3.
+
+        Args:
+            effort: branch-and-bound nodes times variables.
+        """
         if self.best is None or self._solved is None:
             return
         whole, memory = self._solved
         if tells_apart(whole.program):
             form = by_node(whole.program, whole.unit_s, memory, self.best.step_s)
-            self._solve(form, NODE_EFFORT // len(form.problem.variables()), memory)
+            self._solve(form, effort // len(form.problem.variables()), memory)
             if form.solved and not self.done:
                 self._deal(form)
 
@@ -289,7 +293,7 @@ class _Refinement:
             self._offer(program, found)
 
 
-def _is_small(program: PoolProgram) -> bool:
+def is_small(program: PoolProgram) -> bool:
     """Whether the exact formulation is tried."""
     places = sum(
         program.nodes if shard.scope is Scope.NODE else program.ranks
