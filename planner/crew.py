@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.groups import GroupedStudy
+from planner.pool_ways import Waits
 from planner.splits import Box, SplitSpace
-from planner.study import Waits
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Whether a job can run is decided here, for the plan itself and for what would cure its lack alike,
 by the solver that places the tables of any other plan. A pool that holds its tables at some local
 batch is taken to hold them at every smaller one: activations and exchange buffers grow with the
-batch. So is one copy of the tables where several replica groups would each hold one, and a pool
-under the policy that keeps least: what fits beside more fits beside less.
+batch. So is a pool under the policy that keeps least: what fits beside more fits beside less. One
+copy of the tables is tried before several: only where the exchange's buffers take more than the
+rows, or constraints ask for it, do more fit.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _at(crew: Crew, split: tuple[int, ...]) -> Fit:
 
 
 def _solved(study: GroupedStudy, batch: int) -> Solved | None:
-    one_copy = study.studies[0]
-    return one_copy.solve_under(batch, one_copy.thriftiest(batch).policy, ANY)
+    found = (one.solve_under(batch, one.thriftiest(batch).policy, ANY) for one in study.allowed)
+    return next((one for one in found if one is not None), None)
 
 
 def _most(study: GroupedStudy, low: int, high: int) -> int:

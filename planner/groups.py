@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
+from planner.pool_ways import Waits
 from planner.specs.cluster import BridgeSpec, PoolSpec
 from planner.specs.device import DeviceProfile
 from planner.specs.load import load_device
 from planner.specs.model import ModelSpec
 from planner.specs.plan import KernelPolicy, MemoryPolicy
-from planner.study import PoolStudy, Solved, Waits
+from planner.study import PoolStudy, Solved
 
 SLACK = 0.5
 """Share of the gap by which the earliest start on the bridge may be bounded too low."""
@@ -32,6 +34,12 @@ class GroupedStudy:
 
     def __post_init__(self) -> None:
         self._usual = self.studies[0]
+
+    @cached_property
+    def allowed(self) -> Sequence[PoolStudy]:
+        """Those in whose groups the tables' constraints leave every table a way; all of them where
+        none does: they will say why."""
+        return [study for study in self.studies if study.placeable] or self.studies
 
     @property
     def pool(self) -> PoolSpec:
@@ -60,7 +68,7 @@ class GroupedStudy:
 
     def dense_s(self, batch: int, waits: Waits = ()) -> float:
         """Lower bound: the step if tables cost nothing but the exchange of their copies."""
-        return min(study.dense_s(batch, waits) for study in self.studies)
+        return min(study.dense_s(batch, waits) for study in self.allowed)
 
     def bound_s(self, batch: int, waits: Waits = ()) -> float:
         """Lower bound at this and every larger local batch; infinite if nothing fits."""
@@ -72,7 +80,7 @@ class GroupedStudy:
         """A lower bound of each number of groups; the least of them is its study's own."""
         found: list[tuple[float, PoolStudy]] = []
         least_s = float("inf")
-        known = [(study.dense_s(batch, waits), study) for study in self.studies]
+        known = [(study.dense_s(batch, waits), study) for study in self.allowed]
         for dense_s, study in sorted(known, key=lambda one: one[0]):
             bound_s = study.bound_s(batch, waits) if dense_s < least_s else dense_s
             least_s = min(least_s, bound_s)
@@ -85,7 +93,7 @@ class GroupedStudy:
         Args:
             with_tables: count the tables' part before the last one too.
         """
-        starts = [study.bridge_starts(batch) for study in self.studies]
+        starts = [study.bridge_starts(batch) for study in self.allowed]
         earliest = {name: min(one[name] for one in starts) for name in starts[0]}
         if with_tables and earliest:
             last = list(earliest)[-1]
@@ -99,7 +107,7 @@ class GroupedStudy:
         least_s = float("inf")
         for start_s, index in sorted(zip(without_tables, range(len(self.studies)), strict=True)):
             if start_s < least_s - slack_s:
-                with_tables = self.studies[index].bridge_starts(batch, with_tables=True)
+                with_tables = self.allowed[index].bridge_starts(batch, with_tables=True)
                 start_s = with_tables[name]
             least_s = min(least_s, start_s)
         return least_s

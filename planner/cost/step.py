@@ -106,7 +106,7 @@ EXCHANGE_PREFIX = "bridge:"
 """Operations that all pools run together start with this."""
 
 
-def head_start_s(graph: StepGraph, other: StepGraph) -> float:
+def head_start_s(graph: StepGraph, other: StepGraph, until: str | None = None) -> float:
     """How much shorter a step of ``graph`` can be than one of ``other`` at most, if every load is
     the same in both; infinite if nothing is known.
 
@@ -114,6 +114,9 @@ def head_start_s(graph: StepGraph, other: StepGraph) -> float:
     path through the operations of the longest path of ``other``. So it gains no more than the
     largest sum, over the paths of ``other``, of what operations are faster. Paths start at an
     operation that waits for none (or for other pools) and end at one that none waits for.
+
+    Args:
+        until: how much earlier this operation can start, instead: paths end before it.
     """
     mine = {operation.name: operation for operation in graph.operations}
     ancestors = graph.ancestors()
@@ -128,6 +131,8 @@ def head_start_s(graph: StepGraph, other: StepGraph) -> float:
             return float("inf")
         starts = not before or name.startswith(EXCHANGE_PREFIX)
         earlier = [gain[one] for one in before] + ([0.0] if starts else [])
+        if name == until:
+            return max(0.0, *earlier)
         gain[name] = max(earlier) + theirs.seconds - mine[name].seconds
         successors.update(before)
     ends = [

@@ -60,6 +60,12 @@ def rates(device: DeviceProfile, compute_share: float) -> Rates:
     )
 
 
+def device_memory_is_faster(device: DeviceProfile) -> bool:
+    """Whether ``fused_uvm`` is never faster than ``fused``, forward and backward (below)."""
+    known = rates(device, 1.0)
+    return known.uvm_bytes_per_s <= min(known.read_bytes_per_s, known.update_bytes_per_s / 2)
+
+
 @dataclass(frozen=True)
 class Shard:
     """What one TBE table works on in a step."""

@@ -10,6 +10,7 @@ from planner.cost.embedding import option_pieces
 from planner.cost.graph import pool_step_graph
 from planner.cost.load import PlacementOption
 from planner.cost.memory import base_memory_bytes
+from planner.cost.tbe import device_memory_is_faster
 from planner.ilp.program import PoolProgram, TableClass
 from planner.specs.errors import InfeasibleError
 from planner.specs.model import ComputeKernel, ModelSpec, ShardingType, Table
@@ -83,9 +84,12 @@ def ways(ctx: PoolContext, table: Table, spill: bool) -> Iterator[Way]:
     """Placement options that the table, its constraints, the pool and TorchRec allow.
 
     Args:
-        spill: also those that keep rows in host memory.
+        spill: also those that keep rows in host memory though the same with all rows on the device
+            is allowed, and no slower.
     """
     limits = table.constraints
+    all_on_device = limits.compute_kernels is None or ComputeKernel.FUSED in limits.compute_kernels
+    spill = spill or not all_on_device or not device_memory_is_faster(ctx.device)
     kernels = [
         (ComputeKernel.FUSED, None),
         *(((ComputeKernel.FUSED_UVM, None),) if spill and not ctx.device.is_cpu else ()),

@@ -1,0 +1,180 @@
+"""One pool of a job under any local batch and memory policy: step graph and placement program.
+
+All of it is memoised, since bounds of many batch splits ask for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.cost.context import PoolContext
+from planner.cost.graph import pool_step_graph
+from planner.cost.memory import base_memory_bytes
+from planner.cost.step import StepGraph, head_start_s
+from planner.ilp.bounds import lean, without_hopeless
+from planner.ilp.options import equal_tables, pool_program, table_classes, ways
+from planner.ilp.program import PoolProgram, TableClass
+from planner.policies import (
+    compute_precisions,
+    kinds_beside,
+    must_cache,
+    plain_policy,
+    quick_policies,
+    recompute_choices,
+)
+from planner.specs.cluster import BridgeSpec, PoolSpec
+from planner.specs.device import DeviceProfile
+from planner.specs.model import ModelSpec
+from planner.specs.plan import KernelPolicy, MemoryPolicy
+
+Waits = tuple[tuple[str, float], ...]
+"""Operations on the bridge, and when the other pools reach them at the earliest, seconds."""
+
+
+@dataclass(kw_only=True)
+class PoolWays:
+    """One pool (with the nodes it uses) inside a job, and every way for it to work."""
+
+    pool: PoolSpec
+    device: DeviceProfile
+    model: ModelSpec
+    """With the job's global batch."""
+    bridge: BridgeSpec | None
+    pools_in_job: int
+    interval_steps: int
+    kernels: KernelPolicy = "preselected"
+    replica_groups: int = 1
+    _graphs: dict[tuple[int, MemoryPolicy], StepGraph] = field(default_factory=dict)
+    _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
+        default_factory=dict
+    )
+    _classes: dict[tuple[int, bool, int], tuple[TableClass, ...]] = field(default_factory=dict)
+    _kinds: dict[tuple[int, MemoryPolicy], list[MemoryPolicy]] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.pool.devices
+
+    @property
+    def kernel_policy(self) -> KernelPolicy:
+        """``kernels`` where the device has kernels to choose from."""
+        return "vendor" if self.device.triton is None else self.kernels
+
+    @cached_property
+    def policies(self) -> list[MemoryPolicy]:
+        """Kinds of policy that may be the fastest; communication in the narrowest precision.
+
+        Raises:
+            InfeasibleError: the device computes in no precision that the model allows.
+        """
+        precision = compute_precisions(self.device, self.model)[0]
+        plain = plain_policy(self.device, self.model, precision, self.kernel_policy)
+        return quick_policies(self.context(1, plain))
+
+    @property
+    def placeable(self) -> bool:
+        """Whether the tables' constraints leave every table a way, be there room or not."""
+        group = self.context(1, self.policies[0]).sharding_group
+        return all(
+            any(True for _ in ways(group, tables[0], spill=True))
+            for tables in equal_tables(self.model)
+        )
+
+    def kinds(self, batch: int, quick: MemoryPolicy) -> list[MemoryPolicy]:
+        """Those that a quick kind stands for: itself, and those that are never faster."""
+        return list(kinds_beside(self.context(batch, quick), quick))
+
+    def members(self, batch: int, kind: MemoryPolicy) -> list[MemoryPolicy]:
+        """Policies of a kind: every choice of blocks to recompute that may be worth it."""
+        key = (batch, kind)
+        if key not in self._kinds:
+            self._kinds[key] = [
+                kind.model_copy(update={"recompute": names})
+                for names in recompute_choices(self.context(batch, kind))
+            ]
+        return self._kinds[key]
+
+    def thriftiest(self, batch: int) -> PoolContext:
+        """The pool under the policy that takes least memory."""
+        contexts = [
+            self.context(batch, member)
+            for quick in self.policies
+            for kind in self.kinds(batch, quick)
+            for member in self.members(batch, kind)
+        ]
+        # Fewer batches ahead leave more room to the tables too.
+        return min(
+            contexts,
+            key=lambda ctx: (ctx.policy.prefetch_depth, sum(base_memory_bytes(ctx).values())),
+        )
+
+    def context(self, batch: int, policy: MemoryPolicy) -> PoolContext:
+        """What the cost model sees."""
+        return PoolContext(
+            pool=self.pool,
+            device=self.device,
+            model=self.model,
+            local_batch=batch,
+            policy=policy,
+            bridge=self.bridge,
+            pools_in_job=self.pools_in_job,
+            embedding_interval_steps=self.interval_steps,
+            replica_groups=self.replica_groups,
+        )
+
+    def base_bytes(self, batch: int, policy: MemoryPolicy) -> int:
+        """Device memory of a rank, tables apart."""
+        return sum(base_memory_bytes(self.context(batch, policy)).values())
+
+    def graph(self, batch: int, policy: MemoryPolicy) -> StepGraph:
+        """The step graph, whatever the placements."""
+        key = (batch, policy)
+        if key not in self._graphs:
+            self._graphs[key] = pool_step_graph(self.context(batch, policy))
+        return self._graphs[key]
+
+    def program(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram | None:
+        """Options that matter; None if some table has none that fits.
+
+        Args:
+            spill: also those that take more time and less memory.
+
+        Raises:
+            InfeasibleError: a table's constraints leave no option in this pool.
+        """
+        key = (batch, policy, spill)
+        if key not in self._programs:
+            ctx = self.context(batch, policy)
+            shared = (batch, spill, policy.prefetch_depth)
+            if shared not in self._classes:
+                self._classes[shared] = table_classes(ctx.sharding_group, spill)
+            whole = without_hopeless(pool_program(ctx, spill, self._classes[shared]))
+            self._programs[key] = whole if whole is None or spill else lean(whole)
+        return self._programs[key]
+
+    def empty_step_s(self, batch: int, policy: MemoryPolicy, waits: Mapping[str, float]) -> float:
+        """The step if tables cost nothing."""
+        spans = self.graph(batch, policy).schedule({}, waits)
+        return max(span.end_s for span in spans.values())
+
+    def head_start_s(
+        self, batch: int, policy: MemoryPolicy, other: MemoryPolicy, until: str | None = None
+    ) -> float:
+        """How much shorter a step can be under ``policy`` than under ``other`` at most, where
+        memory is no obstacle; infinite if nothing is known.
+
+        Then the loads are the same, but for tables that have to be cached.
+
+        Args:
+            until: how much earlier this operation can start instead.
+        """
+        if policy.prefetch_depth != other.prefetch_depth and must_cache(self.model):
+            return float("inf")
+        return head_start_s(self.graph(batch, policy), self.graph(batch, other), until)
+
+    def never_faster(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
+        """Whether no step is shorter under ``policy`` than under ``other``, where memory is no
+        obstacle."""
+        return self.head_start_s(batch, policy, other) == 0
