@@ -105,7 +105,7 @@ class GroupedStudy:
         at their start without tables."""
         slack_s = SLACK * self.studies[0].options.mip_gap * self.dense_s(batch)
         least_s = float("inf")
-        for start_s, index in sorted(zip(without_tables, range(len(self.studies)), strict=True)):
+        for start_s, index in sorted(zip(without_tables, range(len(without_tables)), strict=True)):
             if start_s < least_s - slack_s:
                 with_tables = self.allowed[index].bridge_starts(batch, with_tables=True)
                 start_s = with_tables[name]
