@@ -166,7 +166,7 @@ class Candidates:
     def _with_tables(self, candidate: Candidate) -> list[Candidate]:
         """A quick kind with tables, memory ignored; kind by kind where it is short."""
         known_s, fits = candidate.bound_s, False
-        program = self._ways.program(self._batch, candidate.policy, spill=False)
+        program = self._ways.roomy_program(self._batch, candidate.policy)
         if program is not None:
             relaxed = relax(program.waiting(self._waits), memory=False, seed=self._seed)
             known_s, fits = max(known_s, relaxed.step_s), relaxed.fits

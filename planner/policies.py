@@ -32,6 +32,7 @@ from planner.cost.dense import Block, dense_network
 from planner.cost.dense_time import optimizer_seconds, saved_activation_bytes
 from planner.cost.graph import pool_step_graph
 from planner.cost.memory import FETCHED_AHEAD
+from planner.cost.tbe import device_memory_is_faster
 from planner.specs.device import DeviceProfile
 from planner.specs.errors import InfeasibleError
 from planner.specs.model import ComputeKernel, ModelSpec
@@ -91,9 +92,12 @@ def plain_policy(
     )
 
 
-def must_cache(model: ModelSpec) -> bool:
-    """Whether a table's constraints allow the software cache, but not all rows on the device."""
+def caches_anyway(device: DeviceProfile, model: ModelSpec) -> bool:
+    """Whether a table may be cached where memory is no obstacle: its constraints allow the software
+    cache, but not all rows on the device, or those would not be faster."""
     asked = [table.constraints.compute_kernels for table in model.all_tables]
+    if not device_memory_is_faster(device):
+        return may_cache(model)
     return any(
         kernels is not None
         and ComputeKernel.FUSED_UVM_CACHING in kernels
@@ -120,7 +124,7 @@ def quick_policies(ctx: PoolContext) -> list[MemoryPolicy]:
         for parallelism in parallelisms(ctx.ranks, ctx.pools_in_job):
             if parallelism not in _only_thrifty(ctx):
                 found.append(plain.model_copy(update={"dense_parallelism": parallelism}))
-    if not ctx.device.is_cpu and must_cache(ctx.model):
+    if not ctx.device.is_cpu and caches_anyway(ctx.device, ctx.model):
         found += [one.model_copy(update={"prefetch_depth": FETCHED_AHEAD}) for one in found]
     return found
 
@@ -141,7 +145,7 @@ def kinds_beside(ctx: PoolContext, quick: MemoryPolicy) -> Iterator[MemoryPolicy
     depths = [quick.prefetch_depth]
     if quick.prefetch_depth == IDS_AHEAD:
         depths.append(1)
-        if may_cache(ctx.model) and not must_cache(ctx.model):
+        if may_cache(ctx.model) and not caches_anyway(ctx.device, ctx.model):
             depths.append(FETCHED_AHEAD)
     ways = [quick.dense_parallelism]
     if quick.dense_parallelism == "data_parallel":

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.cost.context import PoolContext
+from planner.cost.dense import recomputable
 from planner.cost.graph import pool_step_graph
-from planner.cost.memory import base_memory_bytes
+from planner.cost.memory import ID_BYTES, base_memory_bytes
 from planner.cost.step import StepGraph, head_start_s
-from planner.ilp.bounds import lean, without_hopeless
+from planner.ilp.bounds import hopeful, lean, without_hopeless
 from planner.ilp.options import equal_tables, pool_program, table_classes, ways
 from planner.ilp.program import PoolProgram, TableClass
 from planner.policies import (
+    caches_anyway,
     compute_precisions,
     kinds_beside,
-    must_cache,
     plain_policy,
     quick_policies,
     recompute_choices,
@@ -50,6 +51,10 @@ class PoolWays:
     _programs: dict[tuple[int, MemoryPolicy, bool], PoolProgram | None] = field(
         default_factory=dict
     )
+    _roomy_programs: dict[tuple[int, MemoryPolicy], PoolProgram | None] = field(
+        default_factory=dict
+    )
+    _thriftiest: dict[int, MemoryPolicy] = field(default_factory=dict)
     _classes: dict[tuple[int, bool, int], tuple[TableClass, ...]] = field(default_factory=dict)
     _kinds: dict[tuple[int, MemoryPolicy], list[MemoryPolicy]] = field(default_factory=dict)
 
@@ -98,17 +103,34 @@ class PoolWays:
 
     def thriftiest(self, batch: int) -> PoolContext:
         """The pool under the policy that takes least memory."""
-        contexts = [
-            self.context(batch, member)
-            for quick in self.policies
-            for kind in self.kinds(batch, quick)
-            for member in self.members(batch, kind)
-        ]
-        # Fewer batches ahead leave more room to the tables too.
-        return min(
-            contexts,
-            key=lambda ctx: (ctx.policy.prefetch_depth, sum(base_memory_bytes(ctx).values())),
-        )
+        kind = self._thriftiest_kind(batch)
+        member = min(self.members(batch, kind), key=lambda one: self.base_bytes(batch, one))
+        return self.context(batch, member)
+
+    def _thriftiest_kind(self, batch: int) -> MemoryPolicy:
+        if batch not in self._thriftiest:
+            every = [kind for quick in self.policies for kind in self.kinds(batch, quick)]
+            # Fewer batches ahead leave more room to the tables too.
+            self._thriftiest[batch] = min(
+                every,
+                key=lambda kind: (
+                    kind.prefetch_depth,
+                    self.base_bytes(batch, _recomputing_all(kind, self.model)),
+                ),
+            )
+        return self._thriftiest[batch]
+
+    def _most_room_bytes(self, batch: int, prefetch_depth: int) -> float:
+        """Device memory that tables may fill under any policy, counted as if ids were held for so
+        many batches: what an option takes at this depth and not at another are ids of one table.
+        """
+        kind = self._thriftiest_kind(batch)
+        ctx = self.context(batch, _recomputing_all(kind, self.model))
+        ids = max(table.pooling + len(table.feature_names) for table in self.model.all_tables)
+        ids_bytes = ID_BYTES * (ctx.sharding_group.pool_batch * ids + 1)
+        ahead = prefetch_depth - kind.prefetch_depth
+        room_bytes = ctx.hbm_capacity_bytes - sum(base_memory_bytes(ctx).values())
+        return room_bytes + ahead * ids_bytes
 
     def context(self, batch: int, policy: MemoryPolicy) -> PoolContext:
         """What the cost model sees."""
@@ -146,13 +168,37 @@ class PoolWays:
         """
         key = (batch, policy, spill)
         if key not in self._programs:
-            ctx = self.context(batch, policy)
-            shared = (batch, spill, policy.prefetch_depth)
-            if shared not in self._classes:
-                self._classes[shared] = table_classes(ctx.sharding_group, spill)
-            whole = without_hopeless(pool_program(ctx, spill, self._classes[shared]))
+            whole = without_hopeless(self._whole(batch, policy, spill))
             self._programs[key] = whole if whole is None or spill else lean(whole)
         return self._programs[key]
+
+    def roomy_program(self, batch: int, policy: MemoryPolicy) -> PoolProgram | None:
+        """Options that matter where memory is no obstacle: like ``program`` without ``spill``, and
+        also those that fit beside another policy alone. A bound of it that ignores memory holds
+        for them too. The same object as ``program`` where there are none.
+        """
+        key = (batch, policy)
+        if key not in self._roomy_programs:
+            whole = self._whole(batch, policy, spill=False)
+            most = self._most_room_bytes(batch, policy.prefetch_depth)
+            roomy = whole.with_hbm_room(max(most, whole.hbm_room_bytes))
+            if hopeful(roomy) == hopeful(whole):
+                self._roomy_programs[key] = self.program(batch, policy, spill=False)
+            else:
+                kept = without_hopeless(roomy)
+                self._roomy_programs[key] = (
+                    None if kept is None else lean(kept).with_hbm_room(whole.hbm_room_bytes)
+                )
+        return self._roomy_programs[key]
+
+    def _whole(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram:
+        """All options."""
+        ctx = self.context(batch, policy)
+        # Tables see nothing of the policy but the depth: the communication precision is one.
+        shared = (batch, spill, policy.prefetch_depth)
+        if shared not in self._classes:
+            self._classes[shared] = table_classes(ctx.sharding_group, spill)
+        return pool_program(ctx, spill, self._classes[shared])
 
     def empty_step_s(self, batch: int, policy: MemoryPolicy, waits: Mapping[str, float]) -> float:
         """The step if tables cost nothing."""
@@ -170,7 +216,7 @@ class PoolWays:
         Args:
             until: how much earlier this operation can start instead.
         """
-        if policy.prefetch_depth != other.prefetch_depth and must_cache(self.model):
+        if policy.prefetch_depth != other.prefetch_depth and caches_anyway(self.device, self.model):
             return float("inf")
         return head_start_s(self.graph(batch, policy), self.graph(batch, other), until)
 
@@ -178,3 +224,8 @@ class PoolWays:
         """Whether no step is shorter under ``policy`` than under ``other``, where memory is no
         obstacle."""
         return self.head_start_s(batch, policy, other) == 0
+
+
+def _recomputing_all(policy: MemoryPolicy, model: ModelSpec) -> MemoryPolicy:
+    """The member of a kind that keeps least."""
+    return policy.model_copy(update={"recompute": recomputable(model)})

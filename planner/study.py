@@ -90,7 +90,7 @@ class PoolStudy(PoolWays):
         return min(known.values())
 
     def _relaxed_start_s(self, batch: int, policy: MemoryPolicy, name: str) -> float:
-        program = self.program(batch, policy, spill=False)
+        program = self.roomy_program(batch, policy)
         if program is None:
             return 0.0
         (seconds,) = (one.seconds for one in program.graph.operations if one.name == name)
@@ -185,7 +185,11 @@ class PoolStudy(PoolWays):
             program = self.program(batch, policy, spill)
             return None if program is None else program.waiting(dict(waits))
 
-        return solve_pool(waiting(False), options, lambda: waiting(True), goal)
+        solution = solve_pool(waiting(False), options, lambda: waiting(True), goal)
+        if self.roomy_program(batch, policy) is self.program(batch, policy, spill=False):
+            return solution
+        # Options that another policy has room for were left out.
+        return replace(solution, roomy_bound_s=0.0)
 
     def _as_solved(self, batch: int, policy: MemoryPolicy, solution: PoolSolution) -> Solved:
         assert solution.program is not None and solution.assignment is not None

@@ -26,6 +26,23 @@ SAFETY = 1 - 1e-9
 """Bounds are lowered by the solver's own tolerance."""
 
 
+def hopeful(program: PoolProgram) -> list[list[int]]:
+    """By class: the options no piece of which fills a rank by itself."""
+    memory = [HBM, HOST]
+    nothing = np.zeros(len(COMPONENTS))
+    return [
+        [
+            o
+            for o, option in enumerate(loads)
+            if all(
+                ((option.everywhere + load)[memory] <= program.room).all()
+                for load in ([shard.load for shard in option.shards] or [nothing])
+            )
+        ]
+        for loads in program.loads
+    ]
+
+
 def without_hopeless(program: PoolProgram) -> PoolProgram | None:
     """Drop options of which one piece alone fills a rank, and dominated ones.
 
@@ -33,15 +50,7 @@ def without_hopeless(program: PoolProgram) -> PoolProgram | None:
     """
     components = [*program.times.components, HBM, HOST]
     kept = []
-    for loads in program.loads:
-        roomy = [
-            o
-            for o, option in enumerate(loads)
-            if all(
-                ((option.everywhere + shard)[[HBM, HOST]] <= program.room).all()
-                for shard in [s.load for s in option.shards] or [np.zeros(len(COMPONENTS))]
-            )
-        ]
+    for loads, roomy in zip(program.loads, hopeful(program), strict=True):
         if not roomy:
             return None
         best = undominated([loads[o] for o in roomy], components)

@@ -154,6 +154,10 @@ class PoolProgram:
             host_room_bytes=self.host_room_bytes * share,
         )
 
+    def with_hbm_room(self, room_bytes: float) -> PoolProgram:
+        """The same program with other room in device memory."""
+        return self._changed(hbm_room_bytes=room_bytes)
+
     def waiting(self, not_before: Mapping[str, float]) -> PoolProgram:
         """The same program, some operations of which wait for other pools."""
         return self._changed(not_before=not_before) if not_before else self
