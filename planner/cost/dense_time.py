@@ -52,36 +52,49 @@ def product_seconds(
     return dict(zip(gemms, seconds, strict=True))
 
 
+@lru_cache(maxsize=1024)
+def _block_seconds(
+    device: DeviceProfile,
+    precision: Dtype,
+    kernels: KernelPolicy,
+    network: DenseNetwork,
+    batch: int,
+) -> Mapping[int, tuple[float, float]]:
+    """Forward and backward pass of each block of ``network``, by ``id``, on a device of its own."""
+    each = product_seconds(device, precision, kernels, network, batch)
+    float_bytes = batch * activation_bytes_per_element(precision)
+
+    def seconds(gemms: Sequence[Gemm], floats: float, operators: int) -> float:
+        products_s = sum(each[gemm] for gemm in gemms)
+        return products_s + elementwise_seconds(device, floats * float_bytes, operators)
+
+    return {
+        id(block): (
+            seconds(block.forward(batch), block.forward_floats, block.forward_kernels),
+            seconds(block.backward(batch), block.backward_floats, block.backward_kernels),
+        )
+        for block in network.blocks
+    }
+
+
 def forward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
     """Forward pass of ``blocks``, which are of the model's network, on one rank."""
-    return _seconds(
-        ctx,
-        [gemm for block in blocks for gemm in block.forward(ctx.local_batch)],
-        sum(block.forward_floats for block in blocks),
-        sum(block.forward_kernels for block in blocks),
-    )
+    each = _all_block_seconds(ctx)
+    return sum(each[id(block)][0] for block in blocks) / ctx.compute_share
 
 
 def backward_seconds(ctx: PoolContext, blocks: Sequence[Block]) -> float:
     """Backward pass of ``blocks`` on one rank, recomputation included."""
-    seconds = _seconds(
-        ctx,
-        [gemm for block in blocks for gemm in block.backward(ctx.local_batch)],
-        sum(block.backward_floats for block in blocks),
-        sum(block.backward_kernels for block in blocks),
-    )
-    again = [block for block in blocks if block.name in ctx.policy.recompute]
-    return seconds + forward_seconds(ctx, again)
+    each = _all_block_seconds(ctx)
+    seconds = sum(each[id(block)][1] for block in blocks) / ctx.compute_share
+    return seconds + forward_seconds(ctx, [b for b in blocks if b.name in ctx.policy.recompute])
 
 
-def _seconds(ctx: PoolContext, gemms: Sequence[Gemm], floats: float, operators: int) -> float:
+def _all_block_seconds(ctx: PoolContext) -> Mapping[int, tuple[float, float]]:
     policy, network = ctx.policy, dense_network(ctx.model)
-    precision = policy.compute_precision
-    each = product_seconds(ctx.device, precision, policy.kernels, network, ctx.local_batch)
-    moved = floats * ctx.local_batch * activation_bytes_per_element(precision)
-    total = sum(each[gemm] for gemm in gemms)
-    total += elementwise_seconds(ctx.device, moved, operators)
-    return total / ctx.compute_share
+    return _block_seconds(
+        ctx.device, policy.compute_precision, policy.kernels, network, ctx.local_batch
+    )
 
 
 def saved_activation_bytes(ctx: PoolContext) -> int:

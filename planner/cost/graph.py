@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from planner.cost.collectives import Collective, collective_seconds
 from planner.cost.context import PoolContext
@@ -49,6 +50,7 @@ ONE_BUCKET_BYTES = 1 << 20
 """DDP's first bucket: dense gradients that fit into it leave together, when backward ends."""
 
 
+@lru_cache(maxsize=64)
 def bucket_bytes(model: ModelSpec) -> tuple[int, int]:
     """fp32 gradients that are ready after the top's backward, and after the bottom's."""
     network = dense_network(model)
@@ -58,6 +60,7 @@ def bucket_bytes(model: ModelSpec) -> tuple[int, int]:
     return top, bottom
 
 
+@lru_cache(maxsize=64)
 def host_operators(model: ModelSpec) -> int:
     """Operators that the host launches in one step of a data-parallel network."""
     optimizer = OPTIMIZER_KERNELS[model.optimizer.dense.name]

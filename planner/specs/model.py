@@ -251,6 +251,11 @@ class ModelSpec(Spec):
     max_exchange_interval_steps: Annotated[int, Field(gt=0, le=1_000_000)] = 1
     """Staleness limit: embedding replicas of different pools may drift for so many steps."""
 
+    def __hash__(self) -> int:
+        """Of what tells models of one session apart: to hash every table takes longer than to
+        compare the few models that are alike in this."""
+        return hash((self.name, self.arch, self.global_batch, self.bottom_mlp, self.top_mlp))
+
     @property
     def trainable(self) -> bool:
         """Whether ``trainers`` can train it; if not, it can still be planned."""
