@@ -21,12 +21,14 @@ most that any path of its graph gains (``planner.cost.step.head_start_s``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from planner.cost.step import StepGraph
+from planner.cost.step import StepGraph, beside, head_start_s
 from planner.ilp.bounds import relax
 from planner.ilp.pool import PoolSolution
+from planner.ilp.program import PoolProgram
 from planner.pool_ways import PoolWays, Waits
 from planner.specs.plan import MemoryPolicy
 
@@ -70,19 +72,45 @@ class Candidates:
 
     Args:
         ways: of the pool.
-        waits: for the other pools.
+        waits: for the other pools, of which nothing else is known.
+        others: the other pools' steps, if they are known.
         seed: of the solver.
     """
 
-    def __init__(self, ways: PoolWays, batch: int, waits: Waits, seed: int) -> None:
-        self._ways, self._batch, self._waits, self._seed = ways, batch, dict(waits), seed
-        self._open = [
-            Candidate(policy, ways.empty_step_s(batch, policy, self._waits))
-            for policy in ways.policies
-        ]
+    def __init__(
+        self,
+        ways: PoolWays,
+        batch: int,
+        *,
+        waits: Waits = (),
+        others: Sequence[StepGraph] = (),
+        seed: int = 0,
+    ) -> None:
+        self._ways, self._batch, self._seed = ways, batch, seed
+        self._waits, self._others = dict(waits), others
+        self._graphs: dict[MemoryPolicy, StepGraph] = {}
+        self._open = [Candidate(policy, self._empty_step_s(policy)) for policy in ways.policies]
         self._solved: list[Candidate] = []
         self._roomy: list[MemoryPolicy] = []
         """Solved without memory having a part in it."""
+
+    def at_work(self, program: PoolProgram, policy: MemoryPolicy) -> PoolProgram:
+        """A placement program of the pool with the operations of a policy, and with the other
+        pools."""
+        return program.under(self._graph(policy), self._waits)
+
+    def _graph(self, policy: MemoryPolicy) -> StepGraph:
+        if policy not in self._graphs:
+            graph = self._ways.graph(self._batch, policy)
+            self._graphs[policy] = beside(graph, self._others) if self._others else graph
+        return self._graphs[policy]
+
+    def _head_start_s(self, policy: MemoryPolicy, other: MemoryPolicy) -> float:
+        """How much shorter a step can be under ``policy`` than under ``other`` at most, where
+        memory is no obstacle; infinite if nothing is known."""
+        if not self._ways.same_loads(policy, other):
+            return float("inf")
+        return head_start_s(self._graph(policy), self._graph(other))
 
     def bound_s(self) -> float:
         """Lower bound of the pool's step under every policy; infinite if nothing fits."""
@@ -105,8 +133,8 @@ class Candidates:
         near = [one for one in self._open if one.bound_s <= enough_s]
         chosen = max(near, key=lambda one: (one.stage, -one.bound_s))
         self._open.remove(chosen)
-        if any(self._ways.never_faster(self._batch, chosen.policy, one) for one in self._roomy):
-            # Their bounds stand for it.
+        if any(self._head_start_s(chosen.policy, one) == 0 for one in self._roomy):
+            # Never faster: their bounds stand for it.
             return None
         if chosen.stage in SOLVABLE:
             return chosen
@@ -136,7 +164,7 @@ class Candidates:
 
     def _carried_s(self, known: Candidate, policy: MemoryPolicy) -> float:
         """What a bound that holds whatever the memory says of another policy."""
-        return known.roomy_s - self._ways.head_start_s(self._batch, policy, known.policy)
+        return known.roomy_s - self._head_start_s(policy, known.policy)
 
     def _refined(self, candidate: Candidate) -> list[Candidate]:
         """The policies of a candidate, their bounds known better by a stage."""
@@ -147,13 +175,12 @@ class Candidates:
             if carried_s > known_s:
                 return [candidate.at_least(carried_s)]
             return self._with_tables(candidate)
-        fastest = self._ways.graph(self._batch, policy)
         if candidate.stage is Stage.SHORT:
             thrifty = min(
                 self._ways.members(self._batch, policy),
                 key=lambda member: self._ways.base_bytes(self._batch, member),
             )
-            relaxed_s = self._relaxed_s(thrifty, fastest)
+            relaxed_s = self._relaxed_s(thrifty, policy)
             return [replace(candidate.at_least(relaxed_s), stage=Stage.THRIFTY)]
         if candidate.stage is Stage.THRIFTY:
             return [
@@ -161,14 +188,15 @@ class Candidates:
                 for member in self._ways.members(self._batch, policy)
             ]
         assert candidate.stage is Stage.MEMBER
-        return [replace(candidate.at_least(self._relaxed_s(policy, fastest)), stage=Stage.RELAXED)]
+        return [replace(candidate.at_least(self._relaxed_s(policy, policy)), stage=Stage.RELAXED)]
 
     def _with_tables(self, candidate: Candidate) -> list[Candidate]:
         """A quick kind with tables, memory ignored; kind by kind where it is short."""
         known_s, fits = candidate.bound_s, False
         program = self._ways.roomy_program(self._batch, candidate.policy)
         if program is not None:
-            relaxed = relax(program.waiting(self._waits), memory=False, seed=self._seed)
+            at_work = self.at_work(program, candidate.policy)
+            relaxed = relax(at_work, memory=False, seed=self._seed)
             known_s, fits = max(known_s, relaxed.step_s), relaxed.fits
         known = Candidate(candidate.policy, known_s, Stage.ROOMY, roomy_s=known_s)
         return [known] if fits else self._when_short(known)
@@ -183,14 +211,16 @@ class Candidates:
         ]
 
     def _empty_step_s(self, policy: MemoryPolicy) -> float:
-        return self._ways.empty_step_s(self._batch, policy, self._waits)
+        """The step if tables cost nothing."""
+        spans = self._graph(policy).schedule({}, self._waits)
+        return max(span.end_s for span in spans.values())
 
-    def _relaxed_s(self, policy: MemoryPolicy, graph: StepGraph) -> float:
-        """Bound with the memory of ``policy`` and the operations of ``graph``."""
-        program = self._ways.program(self._batch, policy, spill=True)
+    def _relaxed_s(self, keeps: MemoryPolicy, runs: MemoryPolicy) -> float:
+        """Bound with the memory of one policy and the operations of another."""
+        program = self._ways.program(self._batch, keeps, spill=True)
         if program is None:
             return float("inf")
-        return relax(program.under(graph, self._waits), memory=True, seed=self._seed).step_s
+        return relax(self.at_work(program, runs), memory=True, seed=self._seed).step_s
 
 
 def _bound_s(candidate: Candidate) -> float:

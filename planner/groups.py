@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from planner.cost.step import StepGraph
 from planner.ilp.pool import Goal
 from planner.ilp.solve import SolverOptions
 from planner.pool_ways import Waits
@@ -141,6 +142,17 @@ class GroupedStudy:
             solved = study.solve(batch, waits, goal)
             if solved is not None and (best is None or solved.step_s < best.step_s):
                 best = solved
+        return best
+
+    def solve_beside(self, batch: int, others: Sequence[StepGraph], goal: Goal) -> Solved | None:
+        """The best answer to what the other pools do, over all policies and groups; None if none
+        was found. See ``PoolStudy.solve_beside``."""
+        best: Solved | None = None
+        for study in self.allowed:
+            found = study.solve_beside(batch, others, goal)
+            if found is not None and (best is None or found.step_s < best.step_s):
+                best = found
+                goal = replace(goal, hopeless_s=min(goal.hopeless_s, found.step_s))
         return best
 
     def solve_under(self, batch: int, policy: MemoryPolicy) -> Solved | None:

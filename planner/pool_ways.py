@@ -5,15 +5,15 @@ All of it is memoised, since bounds of many batch splits ask for the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.cost.context import PoolContext
 from planner.cost.dense import recomputable
 from planner.cost.graph import pool_step_graph
+from planner.cost.load import PlacementOption
 from planner.cost.memory import ID_BYTES, base_memory_bytes
-from planner.cost.step import StepGraph, head_start_s
+from planner.cost.step import StepGraph
 from planner.ilp.bounds import hopeful, lean, without_hopeless
 from planner.ilp.options import equal_tables, pool_program, table_classes, ways
 from planner.ilp.program import PoolProgram, TableClass
@@ -168,28 +168,41 @@ class PoolWays:
         """
         key = (batch, policy, spill)
         if key not in self._programs:
-            whole = without_hopeless(self._whole(batch, policy, spill))
-            self._programs[key] = whole if whole is None or spill else lean(whole)
+            whole = self._whole(batch, policy, spill)
+            if not spill and not _all_hopeful(whole):
+                # Instead of an option that fills a rank, the same with rows in host memory may do.
+                whole = self._whole(batch, policy, spill=True)
+            kept = without_hopeless(whole)
+            self._programs[key] = kept if kept is None or spill else lean(kept)
         return self._programs[key]
 
     def roomy_program(self, batch: int, policy: MemoryPolicy) -> PoolProgram | None:
-        """Options that matter where memory is no obstacle: like ``program`` without ``spill``, and
-        also those that fit beside another policy alone. A bound of it that ignores memory holds
-        for them too. The same object as ``program`` where there are none.
+        """Options that matter where memory is no obstacle: a bound of this program that ignores
+        memory holds for every policy that is never faster.
+
+        Options that fill a rank are kept where they fit beside another policy, or with rows in host
+        memory. The same object as ``program`` without ``spill`` where that has the same options.
         """
         key = (batch, policy)
         if key not in self._roomy_programs:
-            whole = self._whole(batch, policy, spill=False)
-            most = self._most_room_bytes(batch, policy.prefetch_depth)
-            roomy = whole.with_hbm_room(max(most, whole.hbm_room_bytes))
-            if hopeful(roomy) == hopeful(whole):
-                self._roomy_programs[key] = self.program(batch, policy, spill=False)
-            else:
-                kept = without_hopeless(roomy)
-                self._roomy_programs[key] = (
-                    None if kept is None else lean(kept).with_hbm_room(whole.hbm_room_bytes)
-                )
+            own, whole = self.program(batch, policy, spill=False), self._whole(batch, policy, False)
+            roomy = own if _all_hopeful(whole) else self._stand_ins(batch, policy, whole)
+            alike = own is not None and roomy is not None and own.classes == roomy.classes
+            self._roomy_programs[key] = own if alike else roomy
         return self._roomy_programs[key]
+
+    def _stand_ins(
+        self, batch: int, policy: MemoryPolicy, whole: PoolProgram
+    ) -> PoolProgram | None:
+        most_bytes = self._most_room_bytes(batch, policy.prefetch_depth)
+        wide = self._whole(batch, policy, spill=True)
+        kept = []
+        for known, group, live in zip(
+            whole.classes, wide.classes, hopeful(wide.with_hbm_room(most_bytes)), strict=True
+        ):
+            alive = {_shape(group.options[o]) for o in live}
+            kept.append([o for o, option in enumerate(known.options) if _shape(option) in alive])
+        return lean(whole.keep(kept)) if all(kept) else None
 
     def _whole(self, batch: int, policy: MemoryPolicy, spill: bool) -> PoolProgram:
         """All options."""
@@ -200,32 +213,24 @@ class PoolWays:
             self._classes[shared] = table_classes(ctx.sharding_group, spill)
         return pool_program(ctx, spill, self._classes[shared])
 
-    def empty_step_s(self, batch: int, policy: MemoryPolicy, waits: Mapping[str, float]) -> float:
-        """The step if tables cost nothing."""
-        spans = self.graph(batch, policy).schedule({}, waits)
-        return max(span.end_s for span in spans.values())
-
-    def head_start_s(
-        self, batch: int, policy: MemoryPolicy, other: MemoryPolicy, until: str | None = None
-    ) -> float:
-        """How much shorter a step can be under ``policy`` than under ``other`` at most, where
-        memory is no obstacle; infinite if nothing is known.
-
-        Then the loads are the same, but for tables that have to be cached.
-
-        Args:
-            until: how much earlier this operation can start instead.
-        """
-        if policy.prefetch_depth != other.prefetch_depth and caches_anyway(self.device, self.model):
-            return float("inf")
-        return head_start_s(self.graph(batch, policy), self.graph(batch, other), until)
-
-    def never_faster(self, batch: int, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
-        """Whether no step is shorter under ``policy`` than under ``other``, where memory is no
-        obstacle."""
-        return self.head_start_s(batch, policy, other) == 0
+    def same_loads(self, policy: MemoryPolicy, other: MemoryPolicy) -> bool:
+        """Whether tables take the same time under both where memory is no obstacle."""
+        alike = policy.prefetch_depth == other.prefetch_depth
+        return alike or not caches_anyway(self.device, self.model)
 
 
 def _recomputing_all(policy: MemoryPolicy, model: ModelSpec) -> MemoryPolicy:
     """The member of a kind that keeps least."""
     return policy.model_copy(update={"recompute": recomputable(model)})
+
+
+def _all_hopeful(program: PoolProgram) -> bool:
+    """Whether no piece of any option fills a rank."""
+    counts = [len(group.options) for group in program.classes]
+    return [len(options) for options in hopeful(program)] == counts
+
+
+def _shape(option: PlacementOption) -> tuple[object, ...]:
+    """What an option has in common with the same in other memory."""
+    widths = tuple(piece.columns for piece in option.pieces)
+    return option.sharding_type, option.data_type, widths

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
 from typing import get_args
 
+from planner.agree import agree, evaluated
 from planner.assemble import assemble, freshest, with_batch
 from planner.baselines.naive import naive_choice
 from planner.considered import considered
@@ -193,11 +194,7 @@ class Search:
         """Make do with any plan if there is none; whether there is one now."""
         found = first_fit(self._largest_crews()) if self.best is None else None
         if found is not None:
-            evaluation = evaluate(
-                {one.context.pool.name: one.context for one in found.solved},
-                {one.context.pool.name: one.placements for one in found.solved},
-            )
-            self.best = Scored(found.crew, found.split, found.solved, evaluation)
+            self.best = Scored(found.crew, found.split, found.solved, evaluated(found.solved))
             self.scored[found.crew.label, found.split] = self.best
         return self.best is not None
 
@@ -316,18 +313,19 @@ class Search:
         key = (crew.label, split)
         if key in self.scored:
             return self.scored[key]
-        solved = []
+        solved: Sequence[Solved] = []
         waits = crew.waits(split)
         for study, batch in zip(crew.studies, split, strict=True):
             study.limit(self.solver_options)
             one = study.solve(batch, waits, goal)
             if one is None:
                 return None
-            solved.append(one)
-        evaluation = evaluate(
-            {one.context.pool.name: one.context for one in solved},
-            {one.context.pool.name: one.placements for one in solved},
-        )
+            solved = [*solved, one]
+        evaluation = evaluated(solved)
+        bound_s = crew.bound_s(tuple((batch, batch) for batch in split))
+        if len(solved) > 1 and bound_s < goal.hopeless_s:
+            enough_s = max(bound_s * (1 + self.options.mip_gap), goal.enough_s)
+            solved, evaluation = agree(crew, solved, evaluation, enough_s)
         scored = self.scored[key] = Scored(crew, split, tuple(solved), evaluation)
         if self.best is None or scored.step_s < self.best.step_s:
             self.best = scored

@@ -7,13 +7,14 @@ affair, and the job's step is at least that of each pool alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.candidates import Candidates
 from planner.cost.context import PoolContext
-from planner.cost.step import EXCHANGE_PREFIX
+from planner.cost.step import EXCHANGE_PREFIX, StepGraph, head_start_s
 from planner.evaluate import placement_of
 from planner.ilp.bounds import relax
 from planner.ilp.pool import Goal, PoolSolution, solve_pool
@@ -49,7 +50,8 @@ class PoolStudy(PoolWays):
 
     def dense_s(self, batch: int, waits: Waits = ()) -> float:
         """Lower bound: the step if tables cost nothing, under the fastest policy."""
-        return min(self.empty_step_s(batch, policy, dict(waits)) for policy in self.policies)
+        schedules = (self.graph(batch, one).schedule({}, dict(waits)) for one in self.policies)
+        return min(max(span.end_s for span in spans.values()) for spans in schedules)
 
     def bridge_starts(self, batch: int, with_tables: bool = False) -> dict[str, float]:
         """Earliest start of each operation on the bridge, whatever policy and placements.
@@ -80,8 +82,9 @@ class PoolStudy(PoolWays):
         known: dict[MemoryPolicy, float] = {}
         for policy in sorted(empty_s, key=lambda one: empty_s[one]):
             carried_s = [
-                start_s - self.head_start_s(batch, policy, other, until=name)
+                start_s - head_start_s(self.graph(batch, policy), self.graph(batch, other), name)
                 for other, start_s in known.items()
+                if self.same_loads(policy, other)
             ]
             start_s = max(empty_s[policy], *carried_s, 0.0)
             if start_s < min(known.values(), default=float("inf")):
@@ -125,7 +128,7 @@ class PoolStudy(PoolWays):
     def _policies_at(self, batch: int, waits: Waits) -> Candidates:
         key = (batch, waits)
         if key not in self._candidates:
-            self._candidates[key] = Candidates(self, batch, waits, self.options.seed)
+            self._candidates[key] = Candidates(self, batch, waits=waits, seed=self.options.seed)
         return self._candidates[key]
 
     def solve(self, batch: int, waits: Waits = (), goal: Goal | None = None) -> Solved | None:
@@ -139,11 +142,21 @@ class PoolStudy(PoolWays):
         """
         key = (batch, waits)
         if key not in self._solved:
-            self._solved[key] = self._solve(batch, waits, goal or Goal())
+            candidates = self._policies_at(batch, waits)
+            self._solved[key] = self._solve(batch, candidates, goal or Goal())
         return self._solved[key]
 
-    def _solve(self, batch: int, waits: Waits, goal: Goal) -> Solved | None:
-        candidates = self._policies_at(batch, waits)
+    def solve_beside(self, batch: int, others: Sequence[StepGraph], goal: Goal) -> Solved | None:
+        """The best answer to what the other pools do; None if none was found.
+
+        Args:
+            others: their steps.
+            goal: for the step of all pools together.
+        """
+        candidates = Candidates(self, batch, others=others, seed=self.options.seed)
+        return self._solve(batch, candidates, goal)
+
+    def _solve(self, batch: int, candidates: Candidates, goal: Goal) -> Solved | None:
         candidates.bound_s()
         best: tuple[float, MemoryPolicy, PoolSolution] | None = None
         deadline = time.monotonic() + self.options.time_limit_s
@@ -156,7 +169,7 @@ class PoolStudy(PoolWays):
                 continue
             left_s = max(deadline - time.monotonic(), 0.0)
             options = replace(self.options, time_limit_s=left_s)
-            solution = self._placements(batch, chosen.policy, waits, goal, options)
+            solution = self._placements(batch, chosen.policy, candidates.at_work, goal, options)
             candidates.record(chosen, solution)
             if solution.assignment is not None and (best is None or solution.step_s < best[0]):
                 best = solution.step_s, chosen.policy, solution
@@ -166,7 +179,7 @@ class PoolStudy(PoolWays):
         self, batch: int, policy: MemoryPolicy, goal: Goal | None = None
     ) -> Solved | None:
         """The best placements under one policy; None if none was found."""
-        solution = self._placements(batch, policy, (), goal or Goal(), self.options)
+        solution = self._placements(batch, policy, _alone, goal or Goal(), self.options)
         if solution.assignment is None:
             return None
         return self._as_solved(batch, policy, solution)
@@ -175,17 +188,17 @@ class PoolStudy(PoolWays):
         self,
         batch: int,
         policy: MemoryPolicy,
-        waits: Waits,
+        at_work: Callable[[PoolProgram, MemoryPolicy], PoolProgram],
         goal: Goal,
         options: SolverOptions,
     ) -> PoolSolution:
         self.programs_solved += 1
 
-        def waiting(spill: bool) -> PoolProgram | None:
+        def programmed(spill: bool) -> PoolProgram | None:
             program = self.program(batch, policy, spill)
-            return None if program is None else program.waiting(dict(waits))
+            return None if program is None else at_work(program, policy)
 
-        solution = solve_pool(waiting(False), options, lambda: waiting(True), goal)
+        solution = solve_pool(programmed(False), options, lambda: programmed(True), goal)
         if self.roomy_program(batch, policy) is self.program(batch, policy, spill=False):
             return solution
         # Options that another policy has room for were left out.
@@ -201,3 +214,7 @@ class PoolStudy(PoolWays):
         }
         placements = {table.name: by_name[table.name] for table in self.model.all_tables}
         return Solved(context, placements, solution.step_s)
+
+
+def _alone(program: PoolProgram, policy: MemoryPolicy) -> PoolProgram:
+    return program

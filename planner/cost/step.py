@@ -9,11 +9,8 @@ ILP uses the very same graph (``planner.ilp``), and so does the timeline that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
-
-Stream = Literal["host", "compute", "communication", "bridge", "copy"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,8 @@ class Operation:
     """
 
     name: str
-    stream: Stream
+    stream: str
+    """host, compute, communication, bridge or copy."""
     after: tuple[str, ...] = ()
     seconds: float = 0.0
     loads: tuple[str, ...] = ()
@@ -48,6 +46,12 @@ class StepGraph:
     """Operations in issue order (each one after everything that it depends on)."""
 
     operations: tuple[Operation, ...]
+
+    def under(self, slowest: Mapping[str, float]) -> StepGraph:
+        """The same operations, as long as they are under the slowest rank's loads."""
+        return StepGraph(
+            tuple(replace(one, seconds=one.duration(slowest), loads=()) for one in self.operations)
+        )
 
     def predecessors(self) -> dict[str, tuple[str, ...]]:
         """Dependencies of each operation, the previous one of its stream included."""
@@ -139,6 +143,41 @@ def head_start_s(graph: StepGraph, other: StepGraph, until: str | None = None) -
         gain[operation.name] for operation in other.operations if operation.name not in successors
     ]
     return max(0.0, *ends)
+
+
+def beside(graph: StepGraph, others: Sequence[StepGraph]) -> StepGraph:
+    """A pool's step and those of the other pools of its job as one graph, whose operations on the
+    bridge start together. The other pools' operations get names and streams of their own.
+    """
+    parts = [graph, *(_renamed(other, f"{i}.") for i, other in enumerate(others))]
+    prefixes = ["", *(f"{i}." for i in range(len(others)))]
+    before = [part.predecessors() for part in parts]
+    rest = [list(part.operations) for part in parts]
+    result: list[Operation] = []
+    for shared in [one.name for one in graph.operations if one.name.startswith(EXCHANGE_PREFIX)]:
+        names = [prefix + shared for prefix in prefixes]
+        ready = [one for name, known in zip(names, before, strict=True) for one in known[name]]
+        exchanges = []
+        for operations, name in zip(rest, names, strict=True):
+            while operations[0].name != name:
+                result.append(operations.pop(0))
+            exchanges.append(replace(operations.pop(0), after=tuple(ready)))
+        result += exchanges
+    return StepGraph((*result, *(operation for operations in rest for operation in operations)))
+
+
+def _renamed(graph: StepGraph, prefix: str) -> StepGraph:
+    return StepGraph(
+        tuple(
+            replace(
+                one,
+                name=prefix + one.name,
+                stream=prefix + one.stream,
+                after=tuple(prefix + name for name in one.after),
+            )
+            for one in graph.operations
+        )
+    )
 
 
 def joint_schedule(
