@@ -13,10 +13,10 @@ with every choice of blocks to recompute. Most of this space only saves memory:
 ``quick`` kinds may be the fastest where memory is no obstacle; ``thrifty`` ones are never faster
 than the quick one that they belong to, so that they matter only where memory is short.
 
-Blocks to recompute: of equal blocks in the same part of the network only how many counts. Up to
-``MOST_CHOICES`` choices all are considered, beyond that the blocks in the order of activations
-saved per FLOP, from the first to each. A choice is dropped where another one is no slower in any
-operation and takes no more memory.
+Blocks to recompute: of equal blocks in the same part of the network only how many counts, unless
+the blocks are gathered one by one. Up to ``MOST_CHOICES`` choices all are considered, beyond that
+the blocks in the order of activations saved per FLOP, from the first to each. A choice is dropped
+where another one is no slower in any operation and takes no more memory.
 """
 
 from __future__ import annotations
@@ -162,7 +162,10 @@ def recompute_choices(ctx: PoolContext) -> list[tuple[str, ...]]:
         ctx: under the kind of policy.
     """
     order = {block.name: index for index, block in enumerate(dense_network(ctx.model).blocks)}
-    choices = {tuple(sorted(names, key=order.__getitem__)) for names in _name_sets(ctx.model)}
+    one_by_one = ctx.policy.dense_parallelism == "fully_sharded"
+    choices = {
+        tuple(sorted(names, key=order.__getitem__)) for names in _name_sets(ctx.model, one_by_one)
+    }
 
     def costs(names: tuple[str, ...]) -> tuple[float, ...]:
         policy = ctx.policy.model_copy(update={"recompute": names})
@@ -181,15 +184,22 @@ def recompute_choices(ctx: PoolContext) -> list[tuple[str, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _name_sets(model: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """Whatever the batch, so that bounds hold for larger ones."""
+def _name_sets(model: ModelSpec, one_by_one: bool) -> tuple[tuple[str, ...], ...]:
+    """Choices whatever the batch, so that bounds hold for larger ones.
+
+    Args:
+        one_by_one: a block's place in the network matters: its backward pass hides the gather of
+            the block before.
+    """
     network = dense_network(model)
+    blocks = [block for block in network.blocks if block.recomputable]
     alike: dict[tuple[bool, Block], list[Block]] = {}
-    for block in network.blocks:
-        if block.recomputable:
-            part = any(block is one for one in network.bottom)
-            alike.setdefault((part, replace(block, name="")), []).append(block)
+    for block in blocks:
+        part = any(block is one for one in network.bottom)
+        alike.setdefault((part, replace(block, name="")), []).append(block)
     groups = list(alike.values())
+    if one_by_one and 2 ** len(blocks) <= MOST_CHOICES:
+        groups = [[block] for block in blocks]
     if prod(len(group) + 1 for group in groups) <= MOST_CHOICES:
         # The first of equal blocks: their activations are held longest.
         return tuple(
@@ -200,8 +210,10 @@ def _name_sets(model: ModelSpec) -> tuple[tuple[str, ...], ...]:
             )
             for counts in product(*(range(len(group) + 1) for group in groups))
         )
-    blocks = sorted((block for group in groups for block in group), key=_floats_per_flop)[::-1]
-    return tuple(tuple(block.name for block in blocks[:count]) for count in range(len(blocks) + 1))
+    best_first = sorted(blocks, key=_floats_per_flop, reverse=True)
+    return tuple(
+        tuple(block.name for block in best_first[:count]) for count in range(len(blocks) + 1)
+    )
 
 
 def _floats_per_flop(block: Block) -> float:
