@@ -184,7 +184,7 @@ def affordable(draw: st.DrawFn, cluster: ClusterSpec, model: ModelSpec) -> Job:
         if first is None:
             return job
         least_bytes, most_bytes = memory_range(next(iter(first.values())))
-    share = draw(st.sampled_from([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.1, 3.0]))
+    share = draw(st.sampled_from([0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 3.0]))
     device_bytes = int(least_bytes * 1.01 + share * (most_bytes - least_bytes)) + 1
     pools = tuple(
         pool.model_copy(
