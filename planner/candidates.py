@@ -15,8 +15,9 @@ program. With q a quick kind, k a kind that is never faster, and p = k with some
 
 Each is a bound since recomputing only adds time to operations, a kind is never faster than its
 quick one, and leaving out memory, or tables, never lengthens a step. Two bounds are also carried
-from one policy to another: under q with memory left out to another q' in the same state, less the
-most that any path of its graph gains (``planner.cost.step.head_start_s``).
+from one policy to another, less the most that any path of its graph gains
+(``planner.cost.step.head_start_s``): one that ignores memory to every other policy, and that of a
+solved policy to those of the same depth that leave tables no more memory.
 """
 
 from __future__ import annotations
@@ -155,7 +156,12 @@ class Candidates:
         elif chosen.stage is Stage.ROOMY:
             rest = replace(chosen.at_least(done.roomy_s), roomy_s=done.roomy_s)
             self._open += self._when_short(rest)
-        self._open = [other.at_least(self._carried_s(done, other.policy)) for other in self._open]
+        self._open = [
+            other.at_least(
+                max(self._carried_s(done, other.policy), self._carried_with_memory_s(done, other))
+            )
+            for other in self._open
+        ]
 
     def _known(self, candidate: Candidate) -> bool:
         """Whether it was solved: as the quick kind that stood for it, with nothing recomputed."""
@@ -165,6 +171,17 @@ class Candidates:
     def _carried_s(self, known: Candidate, policy: MemoryPolicy) -> float:
         """What a bound that holds whatever the memory says of another policy."""
         return known.roomy_s - self._head_start_s(policy, known.policy)
+
+    def _carried_with_memory_s(self, solved: Candidate, other: Candidate) -> float:
+        """What the bound of a solved policy says of another one that leaves tables no more memory:
+        at one depth they take as much under both."""
+        policy, known = other.policy, solved.policy
+        if other.stage not in (Stage.MEMBER, Stage.RELAXED):
+            return 0.0
+        if policy.prefetch_depth != known.prefetch_depth:
+            return 0.0
+        kept, least = (self._ways.base_bytes(self._batch, one) for one in (policy, known))
+        return solved.bound_s - self._head_start_s(policy, known) if kept >= least else 0.0
 
     def _refined(self, candidate: Candidate) -> list[Candidate]:
         """The policies of a candidate, their bounds known better by a stage."""
@@ -183,9 +200,18 @@ class Candidates:
             relaxed_s = self._relaxed_s(thrifty, policy)
             return [replace(candidate.at_least(relaxed_s), stage=Stage.THRIFTY)]
         if candidate.stage is Stage.THRIFTY:
-            return [
+            members = [
                 Candidate(member, max(known_s, self._empty_step_s(member)), Stage.MEMBER)
                 for member in self._ways.members(self._batch, policy)
+            ]
+            return [
+                member.at_least(
+                    max(
+                        (self._carried_with_memory_s(one, member) for one in self._solved),
+                        default=0.0,
+                    )
+                )
+                for member in members
             ]
         assert candidate.stage is Stage.MEMBER
         return [replace(candidate.at_least(self._relaxed_s(policy, policy)), stage=Stage.RELAXED)]
