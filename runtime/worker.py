@@ -222,7 +222,10 @@ def _run_task(
             if rank == 0:
                 store.put({"kind": "metrics", "task": number, **metrics})
 
-        result = train_rank(task, environment, report, store.asked_to_stop)
+        def tell(event: dict[str, Any]) -> None:
+            store.put({**event, "task": number})
+
+        result = train_rank(task, environment, report, store.asked_to_stop, tell)
         if rank == 0:
             store.put(
                 {

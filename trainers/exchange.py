@@ -70,7 +70,8 @@ class EmbeddingExchange:
         self._interval_steps = interval_steps
         self._rank = rank
         self._touched: list[torch.Tensor] = []
-        self._steps = 0
+        self.steps = 0
+        """Of training so far."""
         position = {table.name: index for index, table in enumerate(tables)}
         self._table_of_shard = [position[shard.table] for shard in shards]
         self._feature_first_row = torch.tensor(
@@ -83,8 +84,8 @@ class EmbeddingExchange:
         per_feature = torch.tensor(sparse.length_per_key())
         first = torch.repeat_interleave(self._feature_first_row, per_feature)
         self._touched.append(values + first)
-        self._steps += 1
-        if self._steps % self._interval_steps == 0:
+        self.steps += 1
+        if self.steps % self._interval_steps == 0:
             self.exchange()
 
     def exchange(self) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from planner.specs.errors import RunError
+from trainers.checkpoint.checkpointer import Checkpointer
 from trainers.data.batch import Batch
 from trainers.data.source import Slice, Source, open_source
 from trainers.metrics import Quality, gather, quality
@@ -27,6 +28,7 @@ __all__ = ["Bridge", "RankEnv", "train_rank"]
 
 Report = Callable[[dict[str, Any]], None]
 StopAsked = Callable[[], bool]
+Tell = Callable[[dict[str, Any]], None]
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Loss, logits and labels of one step."""
 
@@ -186,16 +188,24 @@ def _never() -> bool:
     return False
 
 
+def _silent(event: dict[str, Any]) -> None:
+    pass
+
+
 def train_rank(
-    task: TrainTask, rank: RankEnv, report: Report, stop_asked: StopAsked = _never
+    task: TrainTask,
+    rank: RankEnv,
+    report: Report,
+    stop_asked: StopAsked = _never,
+    tell: Tell = _silent,
 ) -> TrainResult:
     """Train as the plan says and evaluate on the hold-out. Runs on every rank.
 
     ``report`` is called on every rank with the same record every ``log_interval_steps`` and after
     the last step: step, samples, samples_per_s, loss, auc, predicted_step_ms, measured_step_ms,
-    stragglers (``trainers.pace``).
+    resumed_at_step, stragglers (``trainers.pace``).
     ``stop_asked`` is called as often, on rank 0 alone: once it says so, all ranks end there and
-    evaluate nothing.
+    evaluate nothing. ``tell`` gets the events of checkpoints, on rank 0 alone.
 
     Raises:
         SpecError: data or placements that cannot be used. UsageError: a model that cannot be
@@ -205,8 +215,15 @@ def train_rank(
     source = open_source(task, rank.device)
     part = rank_slice(task, rank)
     trainable = set_up(task.plan, rank, task.seed, task.kernel_store)
+    checkpointer = None
     try:
-        return _train(task, rank, report, stop_asked, source, part, trainable)
+        if task.checkpoint_dir is not None:
+            checkpointer = Checkpointer(task, rank, trainable, tell)
+        return _train(task, rank, report, stop_asked, source, part, trainable, checkpointer)
+    except BaseException:
+        if checkpointer is not None:
+            checkpointer.abandon()
+        raise
     finally:
         if trainable.dense_exchange is not None:
             trainable.dense_exchange.close()
@@ -220,17 +237,21 @@ def _train(
     source: Source,
     part: Slice,
     trainable: Trainable,
+    checkpointer: Checkpointer | None,
 ) -> TrainResult:
     plan = task.plan
     sizes = [pool.local_batch for pool in plan.pools.values() for _ in range(pool.ranks)]
+    start = checkpointer.restore() if checkpointer else 0
     own_work = OwnWork(trainable.model.module.head.network, rank.device)
     watch = Watch(plan, rank)
-    stepper = Stepper(trainable, rank, own_work.timed(source.train_batches(part)))
+    stepper = Stepper(trainable, rank, own_work.timed(source.train_batches(part, start)))
     window = Window(sizes, rank)
-    warmup = task.warmup_steps if task.steps is None else min(task.warmup_steps, task.steps // 2)
+    warmup = task.warmup_steps
+    if task.steps is not None:
+        warmup = max(min(warmup, (task.steps - start) // 2), 0)
     clock = Clock(rank.device, warmup)
     trainable.model.train()
-    step, pending, last = 0, 0, quality(torch.empty(0), torch.empty(0))
+    step, pending, last = start, 0, quality(torch.empty(0), torch.empty(0))
     stopped = False
     while not stopped:
         try:
@@ -240,17 +261,24 @@ def _train(
         step, pending = step + 1, pending + 1
         window.add(outputs)
         clock.tick()
-        if pending == task.log_interval_steps:
+        due = checkpointer is not None and step % task.checkpoint_interval_steps == 0
+        if due or pending == task.log_interval_steps:
             last = window.close(step)
             slow = watch.compare(own_work.take(pending), clock.last_steps_s(pending))
-            report(_record(task, step, clock, last, slow))
+            report(_record(task, step, start, clock, last, slow))
             pending = 0
             stopped = _agreed(stop_asked, rank)
+        if due and checkpointer is not None:  # after the losses before it were found finite
+            checkpointer.save(step)
     seconds_per_step = clock.seconds_per_step()
     if pending:
         last = window.close(step)
-        report(_record(task, step, clock, last))
+        report(_record(task, step, start, clock, last))
     stepper.finish()
+    if checkpointer is not None:
+        if step > max(start, checkpointer.last_step):
+            checkpointer.save(step)
+        checkpointer.close()
     held_out = quality(torch.empty(0), torch.empty(0))
     if not stopped:
         held_out = evaluate(trainable, rank, source, part, sizes)
@@ -274,6 +302,8 @@ def _train(
         dense_exchange_exposed_s=dense.exposed_s if dense else 0.0,
         embedding_exchange_bytes=_bytes(trainable.embedding_exchange),
         stopped_early=stopped,
+        resumed_at_step=start,
+        checkpoints=checkpointer.saved if checkpointer else 0,
     )
 
 
@@ -290,7 +320,12 @@ def _bytes(exchange: Any) -> int:
 
 
 def _record(
-    task: TrainTask, step: int, clock: Clock, window: Quality, slow: Sequence[Straggler] = ()
+    task: TrainTask,
+    step: int,
+    start: int,
+    clock: Clock,
+    window: Quality,
+    slow: Sequence[Straggler] = (),
 ) -> dict[str, Any]:
     measured_s = clock.seconds_per_step()
     known = not math.isnan(measured_s)
@@ -302,6 +337,7 @@ def _record(
         "auc": window.auc,
         "predicted_step_ms": task.plan.predicted.step_ms,
         "measured_step_ms": 1e3 * measured_s if known else None,
+        "resumed_at_step": start,
         "stragglers": [asdict(one) for one in slow],
     }
 

@@ -95,6 +95,25 @@ def dense_optimizer(
     )
 
 
+def materialise(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer that makes its state in its first step make it now; nothing moves.
+
+    With a dealt one every rank of the pool must call it.
+    """
+    inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    if not isinstance(inner, torch.optim.Adam):
+        return  # SGD without momentum has none, Adagrad has made its own
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
 class ReplicatedTables:
     """Optimizer of the data-parallel tables: the sparse optimizer's rule on dense gradients.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,13 +72,23 @@ def local_shards(embeddings: nn.Module) -> list[Shard]:
     return shards
 
 
-def write_back_caches(shards: list[Shard]) -> None:
-    """Bring cached rows (``fused_uvm_caching``) to the weights that ``Shard.weight`` shows, and
-    empty the caches, so that rows written through the views are read again."""
+def _caching(shards: list[Shard]) -> Iterator[Any]:
     for tbe in {id(shard.kernel): shard.kernel for shard in shards}.values():
         if getattr(tbe, "lxu_cache_weights", torch.empty(0)).numel():
-            tbe.flush()
-            tbe.reset_cache_states()
+            yield tbe
+
+
+def flush_caches(shards: list[Shard]) -> None:
+    """Bring cached rows (``fused_uvm_caching``) to the weights that ``Shard.weight`` shows."""
+    for tbe in _caching(shards):
+        tbe.flush()
+
+
+def write_back_caches(shards: list[Shard]) -> None:
+    """The same, and empty the caches, so that rows written through the views are read again."""
+    for tbe in _caching(shards):
+        tbe.flush()
+        tbe.reset_cache_states()
 
 
 def initialise(shards: list[Shard], table_rows: dict[str, int], seed: int) -> None:

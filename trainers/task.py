@@ -70,12 +70,22 @@ class TrainTask:
     log_interval_steps: int = 10
     shuffle_buffer: int = 65_536
     """Samples among which the next one is drawn; bounds the reader's memory (~0.3 kB each)."""
+    checkpoint_dir: str | None = None
+    """Folder that all nodes share; None: no checkpoints. If it holds one of this run, training goes
+    on from there."""
+    checkpoint_interval_steps: int = 1000
+    keep_checkpoints: int = 3
     kernel_store: str | None = None
     """Folder of kernels compiled ahead of time, the same on every node; None: every rank compiles
     its own before the first step."""
 
     def __post_init__(self) -> None:
-        for field, value in (("--steps", self.steps), ("--epochs", self.epochs)):
+        for field, value in (
+            ("--steps", self.steps),
+            ("--epochs", self.epochs),
+            ("--checkpoint-interval", self.checkpoint_interval_steps),
+            ("--keep", self.keep_checkpoints),
+        ):
             if value is not None and value < 1:
                 raise UsageError("must be positive", field=field, value=value, fix="give 1 or more")
         if self.steps is not None and self.epochs is not None:
@@ -128,3 +138,7 @@ class TrainResult:
     """Embedding buffer bytes given to the bridge by this rank."""
     stopped_early: bool = False
     """It saved and ended because it was asked to."""
+    resumed_at_step: int = 0
+    """Of the checkpoint that it went on from; 0: none."""
+    checkpoints: int = 0
+    """Saved."""

@@ -80,6 +80,10 @@ class Progress:
                 )
         elif event["kind"] == "checkpoint":
             self._show(f"step {event['step']}: checkpoint saved")
+        elif event["kind"] == "resumed":
+            self._say(f"going on from step {event['step']} ({event['checkpoint']})")
+        elif event["kind"] == "damaged":
+            self._say(f"warning: left out {event['checkpoint']}: {event['why']}")
         elif event["kind"] == "failure":
             self._say(f"failed: {event['problem']}")
         elif event["kind"] == "replanned":

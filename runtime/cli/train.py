@@ -106,6 +106,30 @@ def train(
             help="Execute the plan even if cluster, model, profiles or hwplan changed since.",
         ),
     ] = False,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint-dir",
+            metavar="DIR",
+            help="Save checkpoints there (a folder that all nodes share), and go on from the "
+            "newest one of this run that it holds.",
+        ),
+    ] = None,
+    checkpoint_interval: Annotated[
+        int,
+        typer.Option(
+            "--checkpoint-interval",
+            metavar="N",
+            callback=positive_int,
+            help="Steps from one checkpoint to the next.",
+        ),
+    ] = 1000,
+    keep: Annotated[
+        int,
+        typer.Option(
+            "--keep", metavar="N", callback=positive_int, help="Checkpoints kept: the newest N."
+        ),
+    ] = 3,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -161,6 +185,9 @@ def train(
             epochs=epochs,
             seed=seed,
             eval_fraction=eval_fraction,
+            checkpoint_dir=None if checkpoint_dir is None else str(checkpoint_dir.absolute()),
+            checkpoint_interval_steps=checkpoint_interval,
+            keep_checkpoints=keep,
             kernel_store=_checked_store(kernels, plan, chosen),
         )
         folder = RunFolder(out if out is not None else default_folder(chosen), chosen)

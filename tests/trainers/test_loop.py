@@ -40,6 +40,7 @@ def test_records_and_result(world_of_one: None) -> None:
         "auc",
         "predicted_step_ms",
         "measured_step_ms",
+        "resumed_at_step",
         "stragglers",
     }
     assert result.steps == 45 and result.samples_per_s > 0 and result.step_ms > 0

@@ -128,8 +128,8 @@ class CriteoSource:
         for path in task.data.paths:
             next(self._well_formed(path, None))
 
-    def train_batches(self, part: Slice) -> Iterator[Batch]:
-        """The rank's slice of every global batch.
+    def train_batches(self, part: Slice, first_step: int = 0) -> Iterator[Batch]:
+        """The rank's slice of every global batch from one on; those before are read, not parsed.
 
         Raises:
             SpecError: the files hold fewer training samples than one global batch.
@@ -149,8 +149,10 @@ class CriteoSource:
                         fix="give more data, hold out less, or plan a smaller global batch",
                     )
                 return
-            yield parse_lines(batch[part.first : part.first + part.count], self._task.plan.model)
             step += 1
+            if step > first_step:
+                mine = batch[part.first : part.first + part.count]
+                yield parse_lines(mine, self._task.plan.model)
 
     def holdout_batches(self, part: Slice) -> Iterator[tuple[Batch, int]]:
         """The rank's slice of every held-out global batch, the last one padded."""

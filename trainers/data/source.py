@@ -36,8 +36,8 @@ class Source(Protocol):
 
     report: ReadReport
 
-    def train_batches(self, part: Slice) -> Iterator[Batch]:
-        """The rank's slice of every global batch of the run, in order."""
+    def train_batches(self, part: Slice, first_step: int = 0) -> Iterator[Batch]:
+        """The rank's slice of every global batch of the run, in order, from one on."""
 
     def holdout_batches(self, part: Slice) -> Iterator[tuple[Batch, int]]:
         """The rank's slice of every held-out global batch, and how many samples of that global

@@ -92,9 +92,9 @@ class SyntheticSource:
         self._holdout_batches = max(1, round(holdout)) if fraction else 0
         self.samples = SampleMaker(task.plan.model, task.seed, device)
 
-    def train_batches(self, part: Slice) -> Iterator[Batch]:
-        """The rank's slice of every global batch."""
-        for step in range(self._steps):
+    def train_batches(self, part: Slice, first_step: int = 0) -> Iterator[Batch]:
+        """The rank's slice of every global batch from one on."""
+        for step in range(first_step, self._steps):
             yield self.samples.batch(step * self._global_batch + part.first, part.count)
 
     def holdout_batches(self, part: Slice) -> Iterator[tuple[Batch, int]]:
