@@ -28,23 +28,21 @@ times the largest gain of any pattern, holds at every iteration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.load import Scope
 from planner.ilp.program import HBM, HOST, Floats, PoolProgram
 from planner.ilp.solve import new_highs
+from planner.ilp.stack import BUCKETS, Stack, doublings, stack
 
 ROUNDS = 400
 """Patterns made for one value of d at most."""
 CLOSE = 2e-4
 """Share of the step up to which a gain of further patterns is not sought."""
-BUCKETS = 256
-"""Parts into which the room in time is cut to find good patterns."""
 DEARER = 4.0
 """Factor on the price of pieces left out when some are."""
 
@@ -330,16 +328,16 @@ class Packing:
         used = int(both.argmax())
         return node.pattern(used) + rank.pattern(BUCKETS - used)
 
-    def _stack(self, worth: Floats) -> _Stack:
+    def _stack(self, worth: Floats) -> Stack:
         """Pieces of positive worth, by what they are worth per time."""
         usable = np.flatnonzero((worth > 0) & (self.fitting > 0))
         width = self.room[0] / BUCKETS
-        return _stack(
+        return stack(
             len(self.kinds),
             [
                 (int(j), many)
                 for j in usable[np.argsort(-worth[usable] / self.loads[usable, 0])]
-                for many in _doublings(int(self.fitting[j]))
+                for many in doublings(int(self.fitting[j]))
             ],
             np.ceil(self.loads[:, 0] / width * (1 - TOLERANCE)).astype(int),
             self.loads[:, 1:],
@@ -369,60 +367,6 @@ class Packing:
         for j, price in enumerate(self.price):
             self.master.changeColCost(self.left_out + j, float(price))
         return True
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """For every number of buckets: the worth and memory of the pieces that fill at most so many,
-    and what they are."""
-
-    worth: Floats
-    """[BUCKETS + 1]"""
-    memory: Floats
-    """[BUCKETS + 1, 2]"""
-    pieces: Floats
-    """Of each kind; [BUCKETS + 1, J]"""
-
-    def pattern(self, buckets: int) -> Floats:
-        """What was found for so many buckets."""
-        found: Floats = self.pieces[buckets].copy()
-        return found
-
-
-def _doublings(count: int) -> Iterator[int]:
-    """Parts of a count that add up to every number up to it: 1, 2, 4, ... and the rest."""
-    part = 1
-    while count > 0:
-        yield min(part, count)
-        count -= part
-        part *= 2
-
-
-def _stack(
-    kinds: int,
-    items: list[tuple[int, int]],
-    buckets: NDArray[np.int64],
-    memory: Floats,
-    worth: Floats,
-    room: Floats,
-) -> _Stack:
-    """Dynamic program over items (kind, pieces of it); the memory of each state is that of its own
-    pieces, so the result is good, not best, where memory is short."""
-    best, held = np.zeros(BUCKETS + 1), np.zeros((BUCKETS + 1, 2))
-    pieces = np.zeros((BUCKETS + 1, kinds))
-    for j, many in items:
-        size = int(buckets[j]) * many
-        if size > BUCKETS:
-            continue
-        gained = best[: BUCKETS + 1 - size] + worth[j] * many
-        grown = held[: BUCKETS + 1 - size] + memory[j] * many
-        better = (gained > best[size:]) & (grown <= room).all(axis=1)
-        at = np.flatnonzero(better)
-        pieces[at + size] = pieces[at]
-        pieces[at + size, j] += many
-        held[at + size] = grown[at]
-        best[at + size] = gained[at]
-    return _Stack(best, held, pieces)
 
 
 def _row(solver: highspy.Highs, low: float, high: float, terms: dict[int, float]) -> None:
