@@ -11,8 +11,10 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from runtime.store import JobStore
+if TYPE_CHECKING:  # it imports torch, which who only reads beats need not wait for
+    from runtime.store import JobStore
 
 INTERVAL_S = 1.0
 
