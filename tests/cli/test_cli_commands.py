@@ -246,6 +246,8 @@ def test_ctrl_c_is_code_130(tmp_path: Path) -> None:
             writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:  # the command has not opened it for reading yet
             time.sleep(0.05)
+    # Between opening and reading a signal would be noted, and heeded only after the read.
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert writer is not None, err
